@@ -1,0 +1,222 @@
+//! The unit of a request's stream: a length, a type, and a payload.
+//!
+//! ```text
+//! ┌────────────────────┬─────────┬─────────────────┐
+//! │ length, u32 BE     │ type u8 │ payload         │   length counts type and payload
+//! └────────────────────┴─────────┴─────────────────┘
+//! ```
+//!
+//! Type 0 is a MessagePack message; 1, 2 and 3 are data of stdin (or a file being written), stdout (or a
+//! file being read) and stderr. Everything here may come from a hostile peer: lengths are checked before
+//! a byte of the payload is read or a buffer made.
+
+use std::io;
+
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// The most that one message may measure, in bytes: room for the longest argument vector Linux takes.
+pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+
+/// The most that one data frame may carry, in bytes.
+pub const MAX_DATA: usize = 64 * 1024;
+
+/// Whose bytes a data frame carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Channel {
+    /// Towards the guest: a process's standard input, or a file's contents.
+    In,
+    /// From the guest: standard output, a terminal's output, or a file's contents.
+    Out,
+    /// From the guest: standard error.
+    Err,
+}
+
+impl Channel {
+    const fn tag(self) -> u8 {
+        match self {
+            Self::In => 1,
+            Self::Out => 2,
+            Self::Err => 3,
+        }
+    }
+}
+
+/// One frame, as it came in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// An encoded message; [`decode`] reads it.
+    Message(Vec<u8>),
+    /// Data of a channel, never empty.
+    Data(Channel, Vec<u8>),
+}
+
+/// Reads one frame; `None` where the stream ends cleanly between two frames.
+///
+/// Not safe to cancel between frames' bytes: give it a task of its own, or drop the stream with it.
+///
+/// # Errors
+///
+/// `InvalidData` for an unknown type or an excessive length, `UnexpectedEof` for a torn frame.
+pub async fn read<R: AsyncRead + Unpin>(reader: &mut R) -> io::Result<Option<Frame>> {
+    let mut head = [0; 5];
+    let first = reader.read(&mut head).await?;
+    if first == 0 {
+        return Ok(None);
+    }
+    reader.read_exact(&mut head[first..]).await?;
+    let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    let limit = if head[4] == 0 { MAX_MESSAGE } else { MAX_DATA };
+    if length < 2 || length - 1 > limit {
+        return Err(invalid(format!("a frame of type {} and {length} bytes", head[4])));
+    }
+    let channel = match head[4] {
+        0 => None,
+        1 => Some(Channel::In),
+        2 => Some(Channel::Out),
+        3 => Some(Channel::Err),
+        other => return Err(invalid(format!("a frame of unknown type {other}"))),
+    };
+    // Grows with what really arrives: a length alone buys a hostile peer no memory.
+    let mut payload = Vec::with_capacity((length - 1).min(MAX_DATA));
+    reader.take(length as u64 - 1).read_to_end(&mut payload).await?;
+    if payload.len() != length - 1 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(Some(match channel {
+        None => Frame::Message(payload),
+        Some(channel) => Frame::Data(channel, payload),
+    }))
+}
+
+/// Writes a message as one frame, and flushes.
+///
+/// # Errors
+///
+/// `InvalidInput` if the message is longer than [`MAX_MESSAGE`]; otherwise the stream's own error.
+pub async fn write_message<W, T>(writer: &mut W, message: &T) -> io::Result<()>
+where
+    W: AsyncWrite + Unpin,
+    T: Serialize + Sync,
+{
+    let encoded = encode(message)?;
+    writer.write_all(&encoded).await?;
+    writer.flush().await
+}
+
+/// Writes data of a channel, in as many frames as it takes. Does not flush.
+///
+/// # Errors
+///
+/// The stream's own error.
+pub async fn write_data<W>(writer: &mut W, channel: Channel, data: &[u8]) -> io::Result<()>
+where
+    W: AsyncWrite + Unpin,
+{
+    for chunk in data.chunks(MAX_DATA) {
+        writer.write_all(&head(chunk.len(), channel.tag())).await?;
+        writer.write_all(chunk).await?;
+    }
+    Ok(())
+}
+
+/// A message as the bytes of its frame.
+///
+/// # Errors
+///
+/// `InvalidInput` if the message is longer than [`MAX_MESSAGE`].
+pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; 5];
+    rmp_serde::encode::write_named(&mut frame, message)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    let length = frame.len() - 5;
+    if length > MAX_MESSAGE {
+        let message = format!("a message of {length} bytes; the limit is {MAX_MESSAGE}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    frame[..5].copy_from_slice(&head(length, 0));
+    Ok(frame)
+}
+
+/// A message's payload, decoded.
+///
+/// # Errors
+///
+/// `InvalidData` if it is not such a message.
+pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
+    rmp_serde::from_slice(payload).map_err(|error| invalid(error.to_string()))
+}
+
+fn head(payload: usize, tag: u8) -> [u8; 5] {
+    let length = (payload as u32 + 1).to_be_bytes();
+    [length[0], length[1], length[2], length[3], tag]
+}
+
+fn invalid(message: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Request, Response};
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    proptest! {
+        #[test]
+        fn data_comes_back_whole(data in proptest::collection::vec(any::<u8>(), 1..200_000)) {
+            let mut wire = Vec::new();
+            block_on(write_data(&mut wire, Channel::Err, &data)).unwrap();
+            let mut reader = &wire[..];
+            let mut back = Vec::new();
+            while let Some(frame) = block_on(read(&mut reader)).unwrap() {
+                let Frame::Data(Channel::Err, bytes) = frame else { panic!("{frame:?}") };
+                back.extend(bytes);
+            }
+            prop_assert_eq!(back, data);
+        }
+
+        #[test]
+        fn garbage_is_an_error_or_a_frame_never_a_panic(
+            garbage in proptest::collection::vec(any::<u8>(), 0..4096),
+        ) {
+            let mut reader = &garbage[..];
+            while let Ok(Some(frame)) = block_on(read(&mut reader)) {
+                if let Frame::Message(payload) = frame {
+                    let _ = decode::<Request>(&payload);
+                    let _ = decode::<Response>(&payload);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_huge_length_is_refused_before_it_is_read() {
+        let mut wire = &[0xff, 0xff, 0xff, 0xff, 0, 1, 2, 3][..];
+        let error = block_on(read(&mut wire)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_message_survives_fields_it_does_not_know() {
+        #[derive(Serialize)]
+        enum Later {
+            Hello(LaterHello),
+        }
+        #[derive(Serialize)]
+        struct LaterHello {
+            client: String,
+            instance: String,
+            colour: &'static str,
+        }
+        let hello = LaterHello { client: "c".into(), instance: "i".into(), colour: "blue" };
+        let frame = encode(&Later::Hello(hello)).unwrap();
+        let Request::Hello(hello) = decode(&frame[5..]).unwrap() else { panic!() };
+        assert_eq!(hello.instance, "i");
+    }
+}

@@ -1,0 +1,24 @@
+//! What runs inside every sandbox, and the language in which it is spoken to.
+//!
+//! This library holds the wire protocol that the core and the guest program share, the set-up that a
+//! backend hands to a guest at its start, and (with the default feature `bundled`) the guest program
+//! itself as bytes. It knows nothing of bwrap, Docker or SSH.
+//!
+//! The protocol in one paragraph: both sides send an eight-byte [`preamble`], then speak yamux over the
+//! byte stream ([`mux`]). Each request has a stream of its own. A stream carries [frames](frame): a
+//! message (a [`Request`] or [`Response`], MessagePack maps that tolerate unknown fields) or data of one
+//! channel. Process streams add windows and offsets, so that a cut connection loses and doubles nothing.
+
+mod bundled;
+pub mod frame;
+pub mod mux;
+pub mod preamble;
+mod protocol;
+
+pub use bundled::bundled;
+pub use protocol::{
+    Bytes, DEFAULT_WINDOW, Done, Entry, ExitStatus, Failure, FailureKind, FileInfo, FileKind,
+    FileRequest, Hello, Input, MountStep, Output, PROTOCOL_VERSION, ProcessExit, ProcessInfo,
+    ProcessLimits, ProcessState, PtySize, Request, Response, Setup, Start, Started, Status,
+    Welcome,
+};

@@ -1,0 +1,2 @@
+//! The guest program.
+fn main() {}
