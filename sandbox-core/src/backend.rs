@@ -1,0 +1,280 @@
+//! What a backend has to do: make, freeze, copy and remove a place with the guest in it, and hand over a
+//! byte stream to that guest. Everything else is written once, in the core and the guest.
+
+use std::{fmt, path::PathBuf};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    BackendId, Capabilities, InstanceId, OwnerId, Reachability, Result, SandboxId, SandboxSpec,
+    SnapshotId,
+};
+
+/// Makes instances.
+///
+/// All methods are required; what a backend cannot do is [`Error::unsupported`](crate::Error::unsupported),
+/// and its [`Capabilities`] say so beforehand. Every method may be cancelled by dropping its future:
+/// what it made until then must be findable through [`inventory`](Self::inventory) by the instance's
+/// id, or be gone.
+#[async_trait]
+pub trait SandboxBackend: Send + Sync + fmt::Debug {
+    /// Its id, the same in every process.
+    fn id(&self) -> BackendId;
+
+    /// What this host really enforces, each with the evidence that was seen. Tries things rather than
+    /// reading version numbers.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if no sandbox can be made here at all; the message says what is missing.
+    async fn probe(&self) -> Result<Capabilities>;
+
+    /// Makes an instance and starts its guest; returns when [`connect`](Self::connect) can be called
+    /// (the guest may still be setting itself up).
+    ///
+    /// # Errors
+    ///
+    /// After an error nothing of it is left. `Unsupported` before anything is made if the spec asks for
+    /// what cannot be enforced here.
+    async fn provision(&self, request: &Provision) -> Result<Instance>;
+
+    /// A byte stream to the guest. The core exchanges the preambles and bounds the wait.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if the guest is gone (with what it said last, if it said anything); `Unavailable` if it
+    /// cannot be reached now.
+    async fn connect(&self, instance: &Instance) -> Result<GuestStream>;
+
+    /// How the instance is.
+    ///
+    /// # Errors
+    ///
+    /// Only if that cannot be found out; an instance that is not there is [`InstanceState::Gone`].
+    async fn inspect(&self, instance: &Instance) -> Result<InstanceState>;
+
+    /// How someone else gets in.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if nothing runs.
+    async fn reachability(&self, instance: &Instance) -> Result<Reachability>;
+
+    /// Takes a snapshot of the filesystem. The guest has stopped all processes; they go on afterwards.
+    ///
+    /// # Errors
+    ///
+    /// After an error the instance is as it was, or `Lost`.
+    async fn snapshot(&self, request: &SnapshotRequest) -> Result<SnapshotTaken>;
+
+    /// Removes a snapshot's data; what others build on stays usable. Removing it twice is no error.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if an instance still runs from it.
+    async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()>;
+
+    /// Stops all execution, keeping it in memory.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where the host has nothing for it.
+    async fn pause(&self, instance: &Instance) -> Result<()>;
+
+    /// Lets a paused instance go on.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if it is gone.
+    async fn resume(&self, instance: &Instance) -> Result<()>;
+
+    /// Ends the instance's processes and keeps its files. Idempotent.
+    ///
+    /// # Errors
+    ///
+    /// If something could not be ended.
+    async fn stop(&self, instance: &Instance) -> Result<()>;
+
+    /// Starts a stopped instance: a new guest on the same files. `request` is what the instance was
+    /// made with, with deadlines of now. Returns the instance as it is from then on.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if the files are gone.
+    async fn start(&self, instance: &Instance, request: &Provision) -> Result<Instance>;
+
+    /// Removes everything of the instance. Idempotent; also for what is half made.
+    ///
+    /// # Errors
+    ///
+    /// If something could not be removed; the message names it.
+    async fn teardown(&self, instance: &Instance) -> Result<()>;
+
+    /// Every instance here that carries our marks, whoever owns it, half-made ones too.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be found out.
+    async fn inventory(&self) -> Result<Vec<Found>>;
+}
+
+/// A byte stream to a guest.
+pub type GuestStream = Box<dyn ByteStream>;
+
+/// Something to read from and write to.
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
+
+/// What to make.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Provision {
+    /// For this sandbox.
+    pub sandbox: SandboxId,
+    /// Under this id; the guest answers to it.
+    pub instance: InstanceId,
+    /// The sandbox's how-manieth instance by creation, rewind and recreation, from 1.
+    pub generation: u32,
+    /// Marked as this owner's.
+    pub owner: OwnerId,
+    /// As asked for, paths resolved.
+    pub spec: SandboxSpec,
+    /// The host name inside.
+    pub hostname: String,
+    /// `/etc/machine-id` inside: 32 hexadecimal digits.
+    pub machine_id: String,
+    /// With the filesystem of this snapshot, instead of a fresh one.
+    pub from: Option<SnapshotData>,
+    /// When the guest must end by itself.
+    pub expires_at: Option<Timestamp>,
+    /// When it must end unless the lease has been renewed.
+    pub lease_until: Option<Timestamp>,
+}
+
+impl Provision {
+    /// A request for a fresh instance.
+    #[must_use]
+    pub fn new(sandbox: SandboxId, owner: OwnerId, spec: SandboxSpec) -> Self {
+        let hostname = format!("sbx-{}", &sandbox.as_str()[sandbox.as_str().len() - 8..]);
+        let machine_id = sandbox.as_str().trim_start_matches("sbx_").to_owned();
+        Self {
+            sandbox,
+            instance: InstanceId::new(),
+            generation: 1,
+            owner,
+            spec,
+            hostname,
+            machine_id,
+            from: None,
+            expires_at: None,
+            lease_until: None,
+        }
+    }
+}
+
+/// What a backend made. It lives in the history, so that another process can pick it up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Instance {
+    /// Its id.
+    pub id: InstanceId,
+    /// For this sandbox.
+    pub sandbox: SandboxId,
+    /// By this backend.
+    pub backend: BackendId,
+    /// What the backend needs to find it again.
+    pub data: serde_json::Value,
+}
+
+/// How an instance is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum InstanceState {
+    /// Its guest runs.
+    Running,
+    /// It is paused.
+    Paused,
+    /// Its guest does not run; its files are there.
+    Stopped,
+    /// There is nothing of it.
+    Gone,
+}
+
+/// An instance that was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Found {
+    /// Which; good enough for [`SandboxBackend::teardown`] even where it is half made.
+    pub instance: Instance,
+    /// Its owner's mark.
+    pub owner: OwnerId,
+    /// How it is.
+    pub state: InstanceState,
+    /// When it was made.
+    pub created_at: Timestamp,
+}
+
+/// A snapshot to take.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SnapshotRequest {
+    /// Of this instance.
+    pub instance: Instance,
+    /// Under this id.
+    pub snapshot: SnapshotId,
+    /// No process runs: a backend may then replace the instance by a new one…
+    pub idle: bool,
+    /// … made like this, with an id of its own and `from` as it was at first.
+    pub successor: Provision,
+}
+
+impl SnapshotRequest {
+    /// A request.
+    #[must_use]
+    pub fn new(instance: Instance, snapshot: SnapshotId, idle: bool, successor: Provision) -> Self {
+        Self { instance, snapshot, idle, successor }
+    }
+}
+
+/// A snapshot that was taken.
+#[derive(Debug, Clone)]
+pub struct SnapshotTaken {
+    /// What it is.
+    pub data: SnapshotData,
+    /// The instance that has taken the old one's place, if one has: the old one is gone then.
+    pub successor: Option<Instance>,
+}
+
+/// A snapshot's data. It lives in the history.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SnapshotData {
+    /// Which snapshot.
+    pub id: SnapshotId,
+    /// By which backend.
+    pub backend: BackendId,
+    /// What it adds to the snapshot below it, in bytes, where that is known without walking it.
+    #[serde(default)]
+    pub size: Option<u64>,
+    /// What the backend needs to find it again.
+    pub data: serde_json::Value,
+}
+
+/// Where a backend's state is if nobody says otherwise: `$XDG_STATE_HOME/sandboxer`, else
+/// `~/.local/state/sandboxer`.
+///
+/// # Errors
+///
+/// `Unavailable` if neither variable is set.
+pub fn default_state_dir() -> Result<PathBuf> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("sandboxer"))
+        .ok_or_else(|| {
+            let message = "neither XDG_STATE_HOME nor HOME is set; name a state directory";
+            crate::Error::new(crate::ErrorKind::Unavailable, "find the state directory", message)
+        })
+}

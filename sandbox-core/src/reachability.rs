@@ -1,0 +1,146 @@
+//! How someone else can get into a sandbox.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// How someone else can get into a sandbox.
+///
+/// Serialized it is flat: `pid` and `workspace_dir` for a local one. A consumer branches on which field
+/// is present.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum Reachability {
+    /// Through a process of this host.
+    Local(LocalReach),
+}
+
+/// Through a process of this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LocalReach {
+    /// The process that holds the namespaces, as this host counts.
+    pub pid: u32,
+    /// The workspace, inside.
+    pub workspace_dir: PathBuf,
+    /// The user and group of this host that the sandbox runs as, where it is not the harness's own:
+    /// whoever enters as root must become it first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub run_as: Option<(u32, u32)>,
+    /// The program inside that gives up the rights that entering brings, before it runs a command.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub enter_program: Option<PathBuf>,
+}
+
+/// What a person can paste into a shell: exactly one of the two is present.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReachabilityReport {
+    /// The fields of [`Reachability`].
+    #[serde(flatten)]
+    pub reachability: Reachability,
+    /// A command line that logs in over SSH.
+    pub ssh_one_liner: Option<String>,
+    /// A command line that runs a shell inside, with no more rights than the sandbox has. Everything
+    /// before its last word also runs any other command.
+    pub local_exec_hint: Option<String>,
+}
+
+impl LocalReach {
+    /// Through this process, into this workspace.
+    pub fn new(pid: u32, workspace_dir: impl Into<PathBuf>) -> Self {
+        Self { pid, workspace_dir: workspace_dir.into(), run_as: None, enter_program: None }
+    }
+}
+
+impl Reachability {
+    /// The same as command lines.
+    #[must_use]
+    pub fn report(&self) -> ReachabilityReport {
+        match self {
+            Self::Local(local) => ReachabilityReport {
+                reachability: self.clone(),
+                ssh_one_liner: None,
+                local_exec_hint: Some(local.exec_hint()),
+            },
+        }
+    }
+}
+
+impl LocalReach {
+    /// The command line.
+    ///
+    /// Entering the user namespace as root of the host would bring along root's groups, and as its
+    /// owner every capability in it: so the sandbox's own user enters, and the program inside drops the
+    /// capabilities and loads the system-call filter before it runs the command.
+    fn exec_hint(&self) -> String {
+        let mut words: Vec<String> = Vec::new();
+        if let Some((uid, gid)) = self.run_as {
+            words.extend(
+                [
+                    "setpriv",
+                    &format!("--reuid={uid}"),
+                    &format!("--regid={gid}"),
+                    "--clear-groups",
+                    "--",
+                ]
+                .map(str::to_owned),
+            );
+        }
+        words.extend(["nsenter".into(), "--target".into(), self.pid.to_string()]);
+        if self.enter_program.is_some() {
+            words.extend(["--user".into(), "--preserve-credentials".into()]);
+        }
+        words.extend(["--mount", "--pid", "--net", "--uts", "--ipc", "--"].map(str::to_owned));
+        if let Some(program) = &self.enter_program {
+            words.extend([quoted(program), "enter".into(), "--".into()]);
+        }
+        words.push("/bin/sh".into());
+        words.join(" ")
+    }
+}
+
+/// A path as one word of a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_local_form_is_flat() {
+        let reach = Reachability::Local(LocalReach::new(4242, "/workspace"));
+        let json = serde_json::to_value(reach.report()).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "pid": 4242,
+                "workspace_dir": "/workspace",
+                "ssh_one_liner": null,
+                "local_exec_hint":
+                    "nsenter --target 4242 --mount --pid --net --uts --ipc -- /bin/sh",
+            })
+        );
+    }
+
+    #[test]
+    fn whoever_enters_becomes_the_sandbox_first() {
+        let mut local = LocalReach::new(7, "/workspace");
+        local.run_as = Some((1_900_000_000, 1_900_000_000));
+        local.enter_program = Some("/run/sandbox/guest".into());
+        assert_eq!(
+            local.exec_hint(),
+            "setpriv --reuid=1900000000 --regid=1900000000 --clear-groups -- nsenter --target 7 \
+             --user --preserve-credentials --mount --pid --net --uts --ipc -- /run/sandbox/guest \
+             enter -- /bin/sh"
+        );
+    }
+}

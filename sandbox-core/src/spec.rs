@@ -1,0 +1,384 @@
+//! What is asked for: the spec of a sandbox, and who asks.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BackendId, Error, ErrorKind, Result};
+
+/// A request for a sandbox: a spec, and on whose behalf.
+///
+/// ```
+/// use sandbox_core::{Consumer, CreateSandbox, Network};
+///
+/// let request = CreateSandbox::new()
+///     .workspace("/src/app")
+///     .network(Network::Deny)
+///     .pids(512)
+///     .consumer(Consumer::agent("my-harness"));
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CreateSandbox {
+    /// What the sandbox is.
+    pub spec: SandboxSpec,
+    /// Who asks.
+    pub consumer: Consumer,
+}
+
+/// What a sandbox is, as it was asked for. [`acquire`](crate::SandboxManager::acquire) compares this.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct SandboxSpec {
+    /// The backend; the manager's first one if it is not given.
+    pub backend: Option<BackendId>,
+    /// The filesystem below everything else.
+    pub root: Root,
+    /// A directory of this host that the workspace shows. Never written to. Empty if not given.
+    pub workspace: Option<PathBuf>,
+    /// More of this host's files and directories.
+    pub mounts: Vec<Mount>,
+    /// What can be reached.
+    pub network: Network,
+    /// What may be used.
+    pub limits: Limits,
+    /// Added to the environment of every process.
+    pub env: BTreeMap<String, String>,
+}
+
+/// The filesystem below everything else.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Root {
+    /// What the backend thinks best; the local one shows the programs and libraries of this host.
+    #[default]
+    Standard,
+    /// An unpacked root filesystem on this host. Never written to.
+    Directory(PathBuf),
+}
+
+/// A file or directory of this host, shown in the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// On this host; absolute.
+    pub source: PathBuf,
+    /// In the sandbox; absolute.
+    pub target: PathBuf,
+    /// What the sandbox may do with it.
+    #[serde(default)]
+    pub access: Access,
+}
+
+/// What a sandbox may do with a mount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Look at it.
+    #[default]
+    ReadOnly,
+    /// Change it, on this host, as the user who runs the harness could. Snapshots do not cover it.
+    ReadWrite,
+}
+
+/// What a sandbox can reach.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Network {
+    /// Its own loopback, and nothing else.
+    #[default]
+    Deny,
+    /// All that this host reaches, this host's loopback among it.
+    Host,
+}
+
+/// What a sandbox may use, all its processes together. `None` is no limit of ours.
+///
+/// A limit that the host cannot enforce for the sandbox as a whole is refused, unless
+/// [`CreateSandbox::accept_limits_per_process`] was asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Processes and threads.
+    pub pids: Option<u64>,
+    /// Memory, in bytes; swap is not given on top.
+    pub memory: Option<u64>,
+    /// CPU time, in thousandths of one CPU.
+    pub cpu_millis: Option<u64>,
+    /// Settle for limits of each single process where the whole cannot be limited.
+    pub per_process_is_enough: bool,
+}
+
+/// Who asked: recorded in the history, never passed into the sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Consumer {
+    /// What kind of caller.
+    pub actor: Actor,
+    /// Which project.
+    pub project: Option<String>,
+    /// Which run of it.
+    pub run_id: Option<String>,
+}
+
+/// What kind of caller.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Actor {
+    /// A person who administers.
+    #[default]
+    #[serde(rename = "adm")]
+    Admin,
+    /// An agent.
+    #[serde(rename = "agt")]
+    Agent,
+    /// Automation, such as a CI job.
+    #[serde(rename = "atm")]
+    Automation,
+}
+
+impl Consumer {
+    /// An agent of this project.
+    pub fn agent(project: impl Into<String>) -> Self {
+        Self { actor: Actor::Agent, project: Some(project.into()), run_id: None }
+    }
+
+    /// The same, in this run.
+    #[must_use]
+    pub fn run(mut self, run_id: impl Into<String>) -> Self {
+        self.run_id = Some(run_id.into());
+        self
+    }
+}
+
+impl CreateSandbox {
+    /// The safe defaults: nothing of this host but its programs, no network, an empty workspace.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Show this directory as the workspace. What the sandbox changes there stays in the sandbox.
+    #[must_use]
+    pub fn workspace(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.spec.workspace = Some(directory.into());
+        self
+    }
+
+    /// On this backend.
+    #[must_use]
+    pub fn backend(mut self, backend: BackendId) -> Self {
+        self.spec.backend = Some(backend);
+        self
+    }
+
+    /// With this filesystem below everything else.
+    #[must_use]
+    pub fn root(mut self, root: Root) -> Self {
+        self.spec.root = root;
+        self
+    }
+
+    /// Show a file or directory of this host, to look at.
+    #[must_use]
+    pub fn mount_read_only(
+        self,
+        source: impl Into<PathBuf>,
+        target: impl Into<PathBuf>,
+    ) -> Self {
+        self.mount(source.into(), target.into(), Access::ReadOnly)
+    }
+
+    /// Let the sandbox change a file or directory of this host.
+    #[must_use]
+    pub fn mount_read_write(
+        self,
+        source: impl Into<PathBuf>,
+        target: impl Into<PathBuf>,
+    ) -> Self {
+        self.mount(source.into(), target.into(), Access::ReadWrite)
+    }
+
+    /// What can be reached.
+    #[must_use]
+    pub fn network(mut self, network: Network) -> Self {
+        self.spec.network = network;
+        self
+    }
+
+    /// At most so many processes and threads.
+    #[must_use]
+    pub fn pids(mut self, pids: u64) -> Self {
+        self.spec.limits.pids = Some(pids);
+        self
+    }
+
+    /// At most so much memory, in bytes.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.spec.limits.memory = Some(bytes);
+        self
+    }
+
+    /// At most so much CPU time, in thousandths of one CPU.
+    #[must_use]
+    pub fn cpu_millis(mut self, millis: u64) -> Self {
+        self.spec.limits.cpu_millis = Some(millis);
+        self
+    }
+
+    /// Settle for limits of each single process where the host cannot limit the sandbox as a whole: a
+    /// sandbox with many processes may then use a multiple.
+    #[must_use]
+    pub fn accept_limits_per_process(mut self) -> Self {
+        self.spec.limits.per_process_is_enough = true;
+        self
+    }
+
+    /// Add to the environment of every process. Not for secrets: the spec is in the history.
+    #[must_use]
+    pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.spec.env.insert(key.into(), value.into());
+        self
+    }
+
+    /// On whose behalf.
+    #[must_use]
+    pub fn consumer(mut self, consumer: Consumer) -> Self {
+        self.consumer = consumer;
+        self
+    }
+
+    fn mount(mut self, source: PathBuf, target: PathBuf, access: Access) -> Self {
+        self.spec.mounts.push(Mount { source, target, access });
+        self
+    }
+}
+
+impl SandboxSpec {
+    /// The spec with its paths of this host made absolute and free of links, checked as far as no
+    /// backend is needed for it.
+    pub(crate) fn resolved(mut self) -> Result<Self> {
+        if let Some(workspace) = &mut self.workspace {
+            *workspace = directory("workspace", workspace)?;
+        }
+        if let Root::Directory(root) = &mut self.root {
+            *root = directory("root", root)?;
+        }
+        for mount in &mut self.mounts {
+            mount.source = mount.source.canonicalize().map_err(|error| {
+                let what = format!("the mount's source {}", mount.source.display());
+                Error::io("create", what, error)
+            })?;
+            check_target(&mount.target)?;
+        }
+        for (key, value) in &self.env {
+            if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
+                return Err(invalid(format!("{key:?} cannot be an environment variable")));
+            }
+        }
+        let Limits { pids, memory, cpu_millis, .. } = self.limits;
+        if pids == Some(0) || memory == Some(0) || cpu_millis == Some(0) {
+            return Err(invalid("a limit of 0 leaves nothing to run in; leave it out for none".into()));
+        }
+        Ok(self)
+    }
+
+    /// The names of the fields in which two specs differ.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<String> {
+        let value = |spec: &Self| serde_json::to_value(spec).unwrap_or_default();
+        let mut found = Vec::new();
+        compare(&value(self), &value(other), "", &mut found);
+        found
+    }
+}
+
+fn compare(a: &serde_json::Value, b: &serde_json::Value, at: &str, found: &mut Vec<String>) {
+    use serde_json::Value::Object;
+    let (Object(left), Object(right)) = (a, b) else {
+        if a != b {
+            found.push(at.to_owned());
+        }
+        return;
+    };
+    let null = serde_json::Value::Null;
+    let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
+    for key in keys {
+        let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        compare(left.get(key).unwrap_or(&null), right.get(key).unwrap_or(&null), &path, found);
+    }
+}
+
+fn directory(field: &str, path: &Path) -> Result<PathBuf> {
+    let resolved = path.canonicalize().map_err(|error| {
+        Error::io("create", format!("the {field} {}", path.display()), error)
+    })?;
+    if !resolved.is_dir() {
+        return Err(invalid(format!("the {field} {} is not a directory", path.display())));
+    }
+    Ok(resolved)
+}
+
+fn check_target(target: &Path) -> Result<()> {
+    use std::path::Component;
+    let plain = target.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    if !target.is_absolute() || !plain || target.parent().is_none() {
+        let message = format!("a mount's target must be absolute and plain, not {target:?}");
+        return Err(invalid(message));
+    }
+    for taken in ["/proc", "/dev", "/run/sandbox"] {
+        if target.starts_with(taken) {
+            return Err(invalid(format!("nothing can be mounted at {}", target.display())));
+        }
+    }
+    Ok(())
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidSpec, "create", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differing_fields_are_named() {
+        let a = CreateSandbox::new().pids(10).env("A", "1").spec;
+        let b = CreateSandbox::new().pids(20).env("A", "1").env("B", "2").network(Network::Host).spec;
+        assert_eq!(a.differences(&b), ["env.B", "limits.pids", "network"]);
+        assert!(a.differences(&a).is_empty());
+    }
+
+    #[test]
+    fn bad_requests_say_what_is_wrong() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for (request, kind, says) in [
+            (CreateSandbox::new().workspace("/nope"), ErrorKind::NotFound, "workspace /nope"),
+            (CreateSandbox::new().workspace(&file), ErrorKind::InvalidSpec, "not a directory"),
+            (
+                CreateSandbox::new().mount_read_only(&file, "relative"),
+                ErrorKind::InvalidSpec,
+                "must be absolute",
+            ),
+            (
+                CreateSandbox::new().mount_read_only(&file, "/proc/x"),
+                ErrorKind::InvalidSpec,
+                "nothing can be mounted",
+            ),
+            (CreateSandbox::new().env("A=B", ""), ErrorKind::InvalidSpec, "\"A=B\""),
+            (CreateSandbox::new().pids(0), ErrorKind::InvalidSpec, "limit of 0"),
+        ] {
+            let error = request.spec.resolved().unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+}
