@@ -1,10 +1,16 @@
 //! Sandboxes for agent harnesses.
 mod backend;
 mod capabilities;
+mod command;
 mod error;
+mod event;
 mod guest_binaries;
 mod id;
+mod journal;
+mod outcome;
 mod reachability;
+mod record;
+mod sink;
 mod spec;
 
 pub use backend::{
@@ -12,12 +18,18 @@ pub use backend::{
     SnapshotData, SnapshotRequest, SnapshotTaken, default_state_dir,
 };
 pub use capabilities::{Capabilities, Feature, Level, Support};
+pub use command::{Command, DEFAULT_OUTPUT_LIMIT, TerminalSize};
 pub use error::{Error, ErrorKind, Result};
+pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
 pub use guest_binaries::{GUEST_DIR_VARIABLE, GuestBinaries, GuestBinary};
 pub use id::{
     BackendId, EventId, InstanceId, Name, OwnerId, ProcessId, SandboxId, SnapshotId, TurnId,
 };
+pub use journal::{Draft, FileJournal, HeldLock, Journal, JournalLock, MemoryJournal};
+pub use outcome::{Captured, Outcome, Run};
 pub use reachability::{LocalReach, Reachability, ReachabilityReport};
+pub use record::{SandboxState, Snapshot};
+pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Limits, Mount, Network, Root, SandboxSpec,
 };

@@ -21,6 +21,9 @@ pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 /// The most that one data frame may carry, in bytes.
 pub const MAX_DATA: usize = 64 * 1024;
 
+/// How long a frame's head is.
+pub const HEAD: usize = 5;
+
 /// Whose bytes a data frame carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Channel {
@@ -120,6 +123,13 @@ where
     Ok(())
 }
 
+/// The head of a data frame with so many bytes, at most [`MAX_DATA`]; for who puts frames together in
+/// a buffer of its own.
+#[must_use]
+pub fn data_head(channel: Channel, length: usize) -> [u8; HEAD] {
+    head(length, channel.tag())
+}
+
 /// A message as the bytes of its frame.
 ///
 /// # Errors
@@ -147,7 +157,7 @@ pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
     rmp_serde::from_slice(payload).map_err(|error| invalid(error.to_string()))
 }
 
-fn head(payload: usize, tag: u8) -> [u8; 5] {
+fn head(payload: usize, tag: u8) -> [u8; HEAD] {
     let length = (payload as u32 + 1).to_be_bytes();
     [length[0], length[1], length[2], length[3], tag]
 }

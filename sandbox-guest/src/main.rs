@@ -1,2 +1,7 @@
-//! The guest program.
-fn main() {}
+//! The guest program: what runs inside a sandbox, speaks to the harness, and starts its processes.
+
+mod program;
+
+fn main() -> std::process::ExitCode {
+    program::main()
+}

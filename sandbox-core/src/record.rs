@@ -1,0 +1,234 @@
+//! What a sandbox is: the fold of its history, and nothing else.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BackendId, Consumer, Instance, InstanceId, Known, Name, SandboxEvent, SandboxId, SandboxSpec,
+    SnapshotData, SnapshotId,
+};
+
+/// How a sandbox is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SandboxState {
+    /// It was asked for; nothing has been made.
+    Requested,
+    /// Its first instance is being made.
+    Provisioning,
+    /// It can be used.
+    Ready,
+    /// Its execution is held up.
+    Paused,
+    /// Its processes have ended; its files are there.
+    Stopped,
+    /// Its instance is gone, and nobody asked for that.
+    Lost,
+    /// It could not be made.
+    Failed,
+    /// It is being removed.
+    Destroying,
+    /// It was removed.
+    Destroyed,
+}
+
+impl SandboxState {
+    /// Whether there is, or may yet be, a sandbox: as long as this holds, the name is its own.
+    #[must_use]
+    pub fn is_live(self) -> bool {
+        !matches!(self, Self::Failed | Self::Destroyed)
+    }
+}
+
+/// What the history says about a sandbox.
+#[derive(Debug, Clone)]
+pub(crate) struct Record {
+    pub(crate) id: SandboxId,
+    pub(crate) seq: u64,
+    pub(crate) name: Option<Name>,
+    pub(crate) spec: SandboxSpec,
+    pub(crate) consumer: Consumer,
+    pub(crate) state: SandboxState,
+    pub(crate) generation: u32,
+    pub(crate) backend: Option<BackendId>,
+    pub(crate) instance: Option<Instance>,
+    pub(crate) snapshots: Vec<Snapshot>,
+    /// The snapshot that the present filesystem came from.
+    pub(crate) based_on: Option<SnapshotId>,
+    pub(crate) created_at: Timestamp,
+    pub(crate) updated_at: Timestamp,
+    pub(crate) ready_at: Option<Timestamp>,
+    /// What was begun and is not known to have ended.
+    pub(crate) open: Option<Intent>,
+}
+
+/// A snapshot of a sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Its id.
+    pub id: SnapshotId,
+    /// Of this sandbox.
+    pub sandbox: SandboxId,
+    /// Why, in the words of whoever took it.
+    pub label: String,
+    /// The snapshot that the sandbox's filesystem came from, if it came from one.
+    pub parent: Option<SnapshotId>,
+    /// When.
+    pub taken_at: Timestamp,
+    /// What the backend knows of it.
+    pub data: SnapshotData,
+}
+
+/// What was begun.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Intent {
+    Provision { backend: BackendId, instance: InstanceId, generation: u32 },
+    Stop,
+    Start,
+    Snapshot { snapshot: SnapshotId, label: String, successor: InstanceId },
+    Rewind { snapshot: SnapshotId, instance: InstanceId, generation: u32 },
+    Destroy,
+}
+
+impl Record {
+    /// The record that a whole history makes; `None` for an empty one, or one that begins in a way that
+    /// this release does not know.
+    pub(crate) fn fold(events: &[SandboxEvent]) -> Option<Self> {
+        let (first, rest) = events.split_first()?;
+        let Some(Known::Requested { name, spec, from }) = first.known() else { return None };
+        let mut record = Self {
+            id: first.sandbox_id.clone(),
+            seq: first.seq,
+            name: name.clone(),
+            spec: spec.clone(),
+            consumer: first.consumer.clone(),
+            state: SandboxState::Requested,
+            generation: 0,
+            backend: None,
+            instance: None,
+            snapshots: Vec::new(),
+            based_on: from.as_ref().map(|from| from.snapshot.clone()),
+            created_at: first.at,
+            updated_at: first.at,
+            ready_at: None,
+            open: None,
+        };
+        record.apply_all(rest);
+        Some(record)
+    }
+
+    pub(crate) fn apply_all(&mut self, events: &[SandboxEvent]) {
+        for event in events {
+            self.seq = event.seq;
+            self.updated_at = event.at;
+            if let Some(known) = event.known() {
+                self.apply(event, known);
+            }
+        }
+    }
+
+    fn apply(&mut self, event: &SandboxEvent, known: &Known) {
+        match known {
+            Known::Requested { .. }
+            | Known::BackendFailed { .. }
+            | Known::Forked { .. }
+            | Known::ProcessStarted { .. }
+            | Known::ProcessExited { .. }
+            | Known::FileOperation { .. } => {}
+            Known::Provisioning { backend, instance, generation } => {
+                self.state = SandboxState::Provisioning;
+                self.backend = Some(backend.clone());
+                self.open = Some(Intent::Provision {
+                    backend: backend.clone(),
+                    instance: instance.clone(),
+                    generation: *generation,
+                });
+            }
+            Known::Ready { instance, generation, .. } => {
+                self.runs(instance, *generation);
+                self.ready_at = Some(event.at);
+            }
+            Known::StopRequested => self.open = Some(Intent::Stop),
+            Known::Stopped => {
+                self.state = SandboxState::Stopped;
+                self.open = None;
+            }
+            Known::StartRequested => self.open = Some(Intent::Start),
+            Known::Started { instance } => self.runs(instance, self.generation),
+            Known::Paused => self.state = SandboxState::Paused,
+            Known::Resumed => self.state = SandboxState::Ready,
+            Known::SnapshotRequested { snapshot, label, successor } => {
+                self.open = Some(Intent::Snapshot {
+                    snapshot: snapshot.clone(),
+                    label: label.clone(),
+                    successor: successor.clone(),
+                });
+            }
+            Known::Snapshotted { snapshot, label, parent, data, instance } => {
+                self.open = None;
+                self.snapshots.push(Snapshot {
+                    id: snapshot.clone(),
+                    sandbox: self.id.clone(),
+                    label: label.clone(),
+                    parent: parent.clone(),
+                    taken_at: event.at,
+                    data: data.clone(),
+                });
+                self.based_on = Some(snapshot.clone());
+                if let Some(instance) = instance {
+                    self.instance = Some(instance.clone());
+                }
+            }
+            Known::SnapshotDeleted { snapshot } => {
+                self.snapshots.retain(|kept| kept.id != *snapshot);
+            }
+            Known::RewindRequested { snapshot, instance, generation } => {
+                self.open = Some(Intent::Rewind {
+                    snapshot: snapshot.clone(),
+                    instance: instance.clone(),
+                    generation: *generation,
+                });
+            }
+            Known::Rewound { snapshot, instance, generation } => {
+                self.runs(instance, *generation);
+                self.based_on = Some(snapshot.clone());
+            }
+            Known::Lost { .. } => {
+                self.state = SandboxState::Lost;
+                self.open = None;
+            }
+            Known::Recovered { instance, generation, .. } => {
+                self.open = None;
+                if let Some(instance) = instance {
+                    self.runs(instance, *generation);
+                }
+            }
+            Known::Destroying => {
+                self.state = SandboxState::Destroying;
+                self.open = Some(Intent::Destroy);
+            }
+            Known::Destroyed => {
+                self.state = SandboxState::Destroyed;
+                self.instance = None;
+                self.open = None;
+            }
+            Known::Failed { .. } => {
+                self.open = None;
+                // A sandbox that never was usable is no sandbox; any other goes on as it was.
+                if self.instance.is_none() {
+                    self.state = SandboxState::Failed;
+                }
+            }
+        }
+    }
+
+    fn runs(&mut self, instance: &Instance, generation: u32) {
+        self.state = SandboxState::Ready;
+        self.backend = Some(instance.backend.clone());
+        self.instance = Some(instance.clone());
+        self.generation = generation;
+        self.open = None;
+    }
+}

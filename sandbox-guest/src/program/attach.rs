@@ -1,0 +1,322 @@
+//! A client and a process: output goes out as far as the client's window, input comes in always.
+
+use std::{io, sync::Arc, time::Duration};
+
+use sandbox_guest::{
+    DEFAULT_WINDOW, ExitStatus, Failure, FailureKind, Input, Output, Response, Started,
+    frame::{self, Channel, Frame},
+    mux::{Alive, Stream},
+};
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
+
+use super::{
+    guest::{Guest, failure, lock},
+    process::{Process, State},
+    spawn, tree,
+};
+
+/// How long a process goes on after its client's connection was cut.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// How long a client may take to let go of a stream that is over.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// One write to the stream: frame headers included, it fits one packet of the connection.
+const BATCH: usize = 64 * 1024;
+
+/// The client is told of taken input once it amounts to this.
+const ACCEPT_STEP: u64 = DEFAULT_WINDOW / 4;
+
+/// One channel, as far as it has been sent and may be.
+struct Cursor {
+    channel: Channel,
+    sent: u64,
+    /// What the client says it took.
+    taken: u64,
+}
+
+/// What both directions of an attachment know.
+struct Link {
+    guest: Arc<Guest>,
+    process: Arc<Process>,
+    number: u64,
+    taken: std::sync::Mutex<(u64, u64)>,
+}
+
+/// How the client went.
+enum Farewell {
+    Detached,
+    Gone,
+}
+
+/// Serves a client that attached to a process (or started it) until the stream is over.
+pub(crate) async fn serve(
+    guest: &Arc<Guest>,
+    process: Arc<Process>,
+    stream: Stream,
+    offsets: (u64, u64),
+    alive: &Alive,
+) -> io::Result<()> {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let started = match begin(&process, offsets).await {
+        Ok(started) => started,
+        Err(failure) => {
+            frame::write_message(&mut writer, &Response::Failed(failure)).await?;
+            return writer.shutdown().await;
+        }
+    };
+    let number = enter(&process);
+    let link = Link {
+        guest: Arc::clone(guest),
+        process,
+        number,
+        taken: std::sync::Mutex::new((started.stdout, started.stderr)),
+    };
+    let cursors = [
+        Cursor { channel: Channel::Out, sent: started.stdout, taken: started.stdout },
+        Cursor { channel: Channel::Err, sent: started.stderr, taken: started.stderr },
+    ];
+    let farewell = {
+        let input = link.input(&mut reader);
+        let output = link.output(&mut writer, cursors, started);
+        tokio::pin!(input, output);
+        tokio::select! {
+            farewell = &mut input => farewell,
+            result = &mut output => match result {
+                // All is said: wait for the client's last word.
+                Ok(()) => tokio::time::timeout(FAREWELL, input).await.unwrap_or(Farewell::Gone),
+                Err(_) => Farewell::Gone,
+            }
+        }
+    };
+    link.leave(&farewell, alive);
+    Ok(())
+}
+
+/// Waits until the process runs, and settles where its output is to begin.
+async fn begin(process: &Process, offsets: (u64, u64)) -> Result<Started, Failure> {
+    loop {
+        let changed = process.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let begun = process.state().begun.clone();
+        if let Some(begun) = begun {
+            let pid = begun?;
+            let mut state = process.state();
+            for (name, offset, end) in [
+                ("standard output", offsets.0, state.stdout.end()),
+                ("standard error", offsets.1, state.stderr.end()),
+            ] {
+                if offset > end {
+                    let message = format!("byte {offset} of the {name}, which has {end} so far");
+                    return Err(failure(FailureKind::Invalid, message));
+                }
+            }
+            state.stdout.taken(offsets.0);
+            state.stderr.taken(offsets.1);
+            return Ok(Started {
+                process: process.id.clone(),
+                pid: pid as u32,
+                stdout: offsets.0.max(state.stdout.begin()),
+                stderr: offsets.1.max(state.stderr.begin()),
+                stdin: state.stdin.received(),
+            });
+        }
+        changed.await;
+    }
+}
+
+/// Counts the attachment. It is the one whose end matters if its output is a stream, which only one
+/// can have, or if there is no other.
+fn enter(process: &Process) -> u64 {
+    let mut state = process.state();
+    state.attachments += 1;
+    let number = state.attachments;
+    if state.owner.is_none() || matches!(process.output, Output::Stream) {
+        state.owner = Some(number);
+    }
+    drop(state);
+    process.announce();
+    number
+}
+
+impl Link {
+    /// Sends output until the process has ended and all of it is sent.
+    async fn output(
+        &self,
+        writer: &mut WriteHalf<Stream>,
+        mut cursors: [Cursor; 2],
+        started: Started,
+    ) -> io::Result<()> {
+        let mut accepted = started.stdin;
+        let mut batch = frame::encode(&Response::Started(started))?;
+        loop {
+            let changed = self.process.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let over = self.fill(&mut batch, &mut cursors, &mut accepted)?;
+            if !batch.is_empty() {
+                writer.write_all(&batch).await?;
+                batch.clear();
+                if !over {
+                    continue;
+                }
+            }
+            writer.flush().await?;
+            if over {
+                return writer.shutdown().await;
+            }
+            batch = Vec::new();
+            changed.await;
+        }
+    }
+
+    /// Puts into the batch what may be sent now; whether that is the last.
+    fn fill(
+        &self,
+        batch: &mut Vec<u8>,
+        cursors: &mut [Cursor; 2],
+        accepted: &mut u64,
+    ) -> io::Result<bool> {
+        let state = self.process.state();
+        let stream = matches!(self.process.output, Output::Stream);
+        if stream && state.owner.is_some_and(|owner| owner > self.number) {
+            let failure = failure(FailureKind::Invalid, "another client attached to this process");
+            batch.extend(frame::encode(&Response::Failed(failure))?);
+            return Ok(true);
+        }
+        let taken = state.stdin.taken();
+        let starved = state.stdin.next().is_empty() && taken > *accepted;
+        if taken >= *accepted + ACCEPT_STEP || (starved && state.stdin.is_asked_for()) {
+            *accepted = taken;
+            batch.extend(frame::encode(&Response::Accepted { stdin: taken })?);
+        }
+        {
+            let taken = lock(&self.taken);
+            cursors[0].taken = taken.0;
+            cursors[1].taken = taken.1;
+        }
+        let mut all_sent = true;
+        for cursor in cursors {
+            all_sent &= cursor.fill(batch, &state, stream)?;
+        }
+        match &state.exit {
+            Some(exit) if all_sent => {
+                batch.extend(frame::encode(&Response::Exited(exit.clone()))?);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Takes what the client sends until it lets go.
+    async fn input(&self, reader: &mut ReadHalf<Stream>) -> Farewell {
+        loop {
+            let message = match frame::read(reader).await {
+                Ok(Some(Frame::Data(Channel::In, data))) => {
+                    if self.process.state().stdin.push(&data).is_err() {
+                        return Farewell::Gone;
+                    }
+                    self.process.wake.notify_one();
+                    continue;
+                }
+                Ok(Some(Frame::Message(message))) => message,
+                _ => return Farewell::Gone,
+            };
+            match frame::decode(&message) {
+                Ok(Input::End) => {
+                    self.process.state().stdin.end();
+                    self.process.wake.notify_one();
+                }
+                Ok(Input::Taken { stdout, stderr }) => self.taken(stdout, stderr),
+                Ok(Input::Resize(size)) if spawn::check_size(size).is_ok() => {
+                    self.process.state().resize = Some(size);
+                    self.process.wake.notify_one();
+                }
+                Ok(Input::Detach) => return Farewell::Detached,
+                // Of a later release, or a size that no terminal has.
+                Ok(_) => {}
+                Err(_) => return Farewell::Gone,
+            }
+        }
+    }
+
+    fn taken(&self, stdout: u64, stderr: u64) {
+        {
+            let mut taken = lock(&self.taken);
+            *taken = (taken.0.max(stdout), taken.1.max(stderr));
+        }
+        let mut state = self.process.state();
+        state.stdout.taken(stdout);
+        state.stderr.taken(stderr);
+        drop(state);
+        self.process.wake.notify_one();
+        self.process.announce();
+    }
+
+    /// Does what the client's going means for the process.
+    fn leave(&self, farewell: &Farewell, alive: &Alive) {
+        let mut state = self.process.state();
+        if state.owner != Some(self.number) {
+            return;
+        }
+        state.owner = None;
+        if matches!(farewell, Farewell::Detached) {
+            state.detached = true;
+            return;
+        }
+        if state.detached {
+            return;
+        }
+        let ended = state.exit.is_some();
+        drop(state);
+        let (guest, process) = (Arc::clone(&self.guest), Arc::clone(&self.process));
+        match (alive.get(), ended) {
+            (true, true) => lock(&guest.table).forget(&process),
+            // Kept for a client whose connection was cut before it had all.
+            (false, true) => {}
+            (true, false) => {
+                tokio::spawn(async move { abandon(&guest, &process).await });
+            }
+            (false, false) => {
+                tokio::spawn(async move {
+                    tokio::time::sleep(GRACE).await;
+                    let state = process.state();
+                    let wanted = state.owner.is_some() || state.detached || state.exit.is_some();
+                    drop(state);
+                    if !wanted {
+                        abandon(&guest, &process).await;
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Kills what nobody waits for, and forgets it.
+async fn abandon(guest: &Guest, process: &Arc<Process>) {
+    let _ = tree::kill_because(guest, process, ExitStatus::Cancelled).await;
+    lock(&guest.table).forget(process);
+}
+
+impl Cursor {
+    /// Puts into the batch what fits and may be sent; whether all there is has been sent.
+    fn fill(&mut self, batch: &mut Vec<u8>, state: &State, stream: bool) -> io::Result<bool> {
+        let log = if self.channel == Channel::Err { &state.stderr } else { &state.stdout };
+        // The oldest of a kept log may have gone meanwhile: the gap shows in the final count.
+        self.sent = self.sent.max(log.begin());
+        let window = (self.taken + DEFAULT_WINDOW).saturating_sub(self.sent);
+        // What a process left in its pipe at its end may exceed the window; it is little.
+        let window = if stream && state.exit.is_some() { u64::MAX } else { window };
+        let room = (BATCH - frame::HEAD).saturating_sub(batch.len()) as u64;
+        let most = window.min(room).min(log.end() - self.sent) as usize;
+        if most > 0 {
+            let start = batch.len();
+            batch.extend_from_slice(&[0; frame::HEAD]);
+            let count = log.copy(self.sent, most, batch)?;
+            batch[start..start + frame::HEAD].copy_from_slice(&frame::data_head(self.channel, count));
+            self.sent += count as u64;
+        }
+        Ok(self.sent == log.end())
+    }
+}

@@ -1,0 +1,166 @@
+//! What all of the guest's tasks share.
+
+use std::{
+    collections::HashSet,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use sandbox_guest::{Failure, FailureKind, Setup};
+use tokio::sync::watch;
+
+use super::{freeze::Frozen, process::Table, sys::Pid, work::Pool};
+
+/// The guest.
+pub(crate) struct Guest {
+    pub(crate) instance: String,
+    pub(crate) workspace: String,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) max_processes: Option<u64>,
+    pub(crate) max_address_space: Option<u64>,
+    /// Whether every process that is seen belongs to this sandbox: the guest is the first of a process
+    /// id namespace.
+    pub(crate) alone: bool,
+    pub(crate) listen_path: Option<String>,
+    pub(crate) table: Mutex<Table>,
+    /// The children of the guest that it started and that are not reaped yet.
+    pub(crate) supervisors: Mutex<HashSet<Pid>>,
+    pub(crate) frozen: Mutex<Option<Frozen>>,
+    pub(crate) deadlines: watch::Sender<Deadlines>,
+    pub(crate) pool: Arc<Pool>,
+    oom: Mutex<Oom>,
+    last_activity: Mutex<Instant>,
+}
+
+/// When the guest ends by itself, in milliseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Deadlines {
+    pub(crate) expires_at: Option<u64>,
+    pub(crate) lease_until: Option<u64>,
+}
+
+struct Oom {
+    events: Option<std::fs::File>,
+    seen: u64,
+}
+
+impl Guest {
+    pub(crate) fn new(setup: Setup, oom: Option<std::fs::File>) -> Self {
+        let deadlines =
+            Deadlines { expires_at: setup.expires_at, lease_until: setup.lease_until };
+        let seen = oom.as_ref().map_or(0, oom_kills);
+        Self {
+            instance: setup.instance,
+            workspace: if setup.workspace.is_empty() { "/".to_owned() } else { setup.workspace },
+            env: setup.env,
+            max_processes: setup.max_processes,
+            max_address_space: setup.max_address_space,
+            alone: std::process::id() == 1,
+            listen_path: setup.listen_path,
+            table: Mutex::default(),
+            supervisors: Mutex::default(),
+            frozen: Mutex::default(),
+            deadlines: watch::Sender::new(deadlines),
+            pool: Arc::default(),
+            oom: Mutex::new(Oom { events: oom, seen }),
+            last_activity: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Notes that the guest was of use.
+    pub(crate) fn touch(&self) {
+        *lock(&self.last_activity) = Instant::now();
+    }
+
+    /// How long it has not been of use.
+    pub(crate) fn idle(&self) -> Duration {
+        lock(&self.last_activity).elapsed()
+    }
+
+    /// Whether the kernel killed something for want of memory since this was asked last.
+    pub(crate) fn memory_ran_out(&self) -> bool {
+        let mut oom = lock(&self.oom);
+        let now = oom.events.as_ref().map_or(0, oom_kills);
+        let rose = now > oom.seen;
+        oom.seen = now;
+        rose
+    }
+}
+
+/// The `oom_kill` line of `memory.events` or `memory.oom_control`.
+fn oom_kills(file: &std::fs::File) -> u64 {
+    use std::os::unix::fs::FileExt;
+    let mut text = [0; 1024];
+    let length = file.read_at(&mut text, 0).unwrap_or(0);
+    parse_oom_kills(&String::from_utf8_lossy(&text[..length]))
+}
+
+fn parse_oom_kills(text: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix("oom_kill "))
+        .and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Locks; a panic elsewhere ends the whole program, so there is no poison to mind.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A failure that is not the system's.
+pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
+    Failure { kind, message: message.into(), errno: None }
+}
+
+/// The system's failure; `what` says what was tried, on what.
+pub(crate) fn system(what: &str, error: &io::Error) -> Failure {
+    let kind = match error.kind() {
+        io::ErrorKind::NotFound => FailureKind::NotFound,
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            FailureKind::PermissionDenied
+        }
+        io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => {
+            FailureKind::AlreadyExists
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => FailureKind::WrongType,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            FailureKind::LimitExceeded
+        }
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => FailureKind::Invalid,
+        _ => match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => {
+                FailureKind::LimitExceeded
+            }
+            _ => FailureKind::System,
+        },
+    };
+    Failure { kind, message: format!("{what}: {}", errno_text(error)), errno: error.raw_os_error() }
+}
+
+/// The error's text without "(os error N)".
+pub(crate) fn errno_text(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(at) => text[..at].to_owned(),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_kills_are_read_in_both_formats() {
+        assert_eq!(parse_oom_kills("low 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0\n"), 2);
+        assert_eq!(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"), 5);
+        assert_eq!(parse_oom_kills(""), 0);
+    }
+}

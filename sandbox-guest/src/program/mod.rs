@@ -1,0 +1,75 @@
+//! The program's commands. `init` is the guest itself; the others are small tools for the harness.
+
+mod attach;
+mod connect;
+mod deadline;
+mod enter;
+mod exec;
+mod files;
+mod filter;
+mod freeze;
+mod guest;
+mod harden;
+mod init;
+mod log;
+mod mounts;
+mod process;
+mod pump;
+mod serve;
+mod spawn;
+mod stdin;
+mod supervisor;
+mod sys;
+mod transfer;
+mod tree;
+mod tree_copy;
+mod tree_remove;
+mod users;
+mod work;
+
+use std::{ffi::OsString, io::Write, path::Path, process::ExitCode};
+
+/// The exit code of a set-up or a tool that failed.
+const FAILED: u8 = 70;
+
+const USAGE: &str = "\
+usage: sandbox-guest init --setup-fd N | --setup PATH
+       sandbox-guest enter [--cwd DIR] -- COMMAND [ARGUMENT...]
+       sandbox-guest connect PATH
+       sandbox-guest copy-tree SOURCE DESTINATION
+       sandbox-guest remove-tree PATH
+       sandbox-guest --version";
+
+pub(crate) fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let words: Vec<&[u8]> = arguments.iter().map(|word| word.as_encoded_bytes()).collect();
+    let result = match words[..] {
+        [b"init", b"--setup-fd", number] => init::from_fd(number),
+        [b"init", b"--setup", _] => init::from_path(Path::new(&arguments[2])),
+        [b"enter", ..] => return enter::main(&words[1..]),
+        [b"connect", _] => connect::main(Path::new(&arguments[1])),
+        [b"copy-tree", _, _] => {
+            tree_copy::copy(Path::new(&arguments[1]), Path::new(&arguments[2]))
+        }
+        [b"remove-tree", _] => tree_remove::remove(Path::new(&arguments[1])),
+        [b"--version"] => {
+            let line = concat!("sandbox-guest ", env!("CARGO_PKG_VERSION"), "\n");
+            std::io::stdout().write_all(line.as_bytes()).map_err(|error| error.to_string())
+        }
+        _ => {
+            complain(USAGE);
+            return ExitCode::from(64);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            complain(&format!("sandbox-guest: {message}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn complain(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
