@@ -235,7 +235,12 @@ impl SnapshotRequest {
     /// A request.
     #[must_use]
     pub fn new(instance: Instance, snapshot: SnapshotId, idle: bool, successor: Provision) -> Self {
-        Self { instance, snapshot, idle, successor }
+        Self {
+            instance,
+            snapshot,
+            idle,
+            successor,
+        }
     }
 }
 
@@ -269,12 +274,20 @@ pub struct SnapshotData {
 ///
 /// `Unavailable` if neither variable is set.
 pub fn default_state_dir() -> Result<PathBuf> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let absolute = |name| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|p| p.is_absolute())
+    };
     absolute("XDG_STATE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
         .map(|state| state.join("sandboxer"))
         .ok_or_else(|| {
             let message = "neither XDG_STATE_HOME nor HOME is set; name a state directory";
-            crate::Error::new(crate::ErrorKind::Unavailable, "find the state directory", message)
+            crate::Error::new(
+                crate::ErrorKind::Unavailable,
+                "find the state directory",
+                message,
+            )
         })
 }

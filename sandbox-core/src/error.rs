@@ -1,6 +1,11 @@
 //! The one error of the SDK.
 
-use std::{any::Any, error::Error as StdError, fmt, sync::Arc};
+use std::{
+    any::Any,
+    error::Error as StdError,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use crate::{BackendId, SandboxId};
 
@@ -37,7 +42,7 @@ pub enum ErrorKind {
     LimitExceeded,
     /// The system, or the sandbox's system, does not allow it.
     PermissionDenied,
-    /// The call was carried out, but a sink refused an event of it: [`Error::outcome`] has the result,
+    /// The call was carried out, but a sink refused an event of it: [`Error::take_outcome`] has the result,
     /// and the event is offered again.
     EventDelivery,
     /// The guest broke the protocol, or failed in a way that has no kind of its own.
@@ -63,7 +68,7 @@ struct Inner {
     sandbox: Option<SandboxId>,
     backend: Option<BackendId>,
     retryable: Option<bool>,
-    outcome: Option<Arc<dyn Any + Send + Sync>>,
+    outcome: Option<Arc<Mutex<Option<Box<dyn Any + Send>>>>>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -88,11 +93,7 @@ impl Error {
     }
 
     /// A failed system call or file operation: the kind follows from the cause, the message says on what.
-    pub fn io(
-        operation: &'static str,
-        what: impl Into<String>,
-        source: std::io::Error,
-    ) -> Self {
+    pub fn io(operation: &'static str, what: impl Into<String>, source: std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let kind = match source.kind() {
             Io::NotFound => ErrorKind::NotFound,
@@ -137,8 +138,8 @@ impl Error {
 
     /// The same error, with the result of the call that was carried out all the same.
     #[must_use]
-    pub fn with_outcome<T: Any + Send + Sync>(self, outcome: T) -> Self {
-        self.edit(|inner| inner.outcome = Some(Arc::new(outcome)))
+    pub fn with_outcome<T: Any + Send>(self, outcome: T) -> Self {
+        self.edit(|inner| inner.outcome = Some(Arc::new(Mutex::new(Some(Box::new(outcome))))))
     }
 
     /// What kind of failure.
@@ -180,10 +181,23 @@ impl Error {
         ))
     }
 
-    /// With [`ErrorKind::EventDelivery`]: what the call would have returned.
+    /// With [`ErrorKind::EventDelivery`]: what the call would have returned. It can be taken once; asking
+    /// for another type leaves it.
     #[must_use]
-    pub fn outcome<T: Any + Clone>(&self) -> Option<T> {
-        self.0.outcome.as_ref()?.downcast_ref::<T>().cloned()
+    pub fn take_outcome<T: Any>(&self) -> Option<T> {
+        let mut slot = self
+            .0
+            .outcome
+            .as_ref()?
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match slot.take()?.downcast::<T>() {
+            Ok(outcome) => Some(*outcome),
+            Err(other) => {
+                *slot = Some(other);
+                None
+            }
+        }
     }
 
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -232,7 +246,10 @@ mod tests {
         let error = Error::io("snapshot", "/var/x", cause)
             .with_sandbox(&id)
             .with_backend(&BackendId::new("bwrap"));
-        assert_eq!(error.to_string(), format!("snapshot of {id} (bwrap): /var/x: disk on fire"));
+        assert_eq!(
+            error.to_string(),
+            format!("snapshot of {id} (bwrap): /var/x: disk on fire")
+        );
         assert!(!error.is_retryable());
         assert!(error.source().is_some());
     }
@@ -240,7 +257,8 @@ mod tests {
     #[test]
     fn an_outcome_comes_back_as_what_it_was() {
         let error = Error::new(ErrorKind::EventDelivery, "exec", "no").with_outcome(7_u32);
-        assert_eq!(error.outcome::<u32>(), Some(7));
-        assert_eq!(error.outcome::<u64>(), None);
+        assert_eq!(error.take_outcome::<u64>(), None);
+        assert_eq!(error.take_outcome::<u32>(), Some(7));
+        assert_eq!(error.take_outcome::<u32>(), None);
     }
 }

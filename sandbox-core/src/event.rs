@@ -250,7 +250,9 @@ impl<'de> Deserialize<'de> for EventKind {
         };
         if KNOWN.contains(&kind) {
             // A known kind that does not fit is damage, not the future.
-            Known::deserialize(&value).map(Self::Known).map_err(D::Error::custom)
+            Known::deserialize(&value)
+                .map(Self::Known)
+                .map_err(D::Error::custom)
         } else {
             Ok(Self::Unknown(value))
         }
@@ -313,7 +315,10 @@ mod tests {
         assert_eq!(json["kind"], "destroyed");
         assert_eq!(json["turn"], "t1");
         assert_eq!(json["consumer"]["actor"], "agt");
-        assert_eq!(serde_json::from_value::<SandboxEvent>(json).unwrap(), destroyed);
+        assert_eq!(
+            serde_json::from_value::<SandboxEvent>(json).unwrap(),
+            destroyed
+        );
         assert_eq!(destroyed.name(), "destroyed");
     }
 

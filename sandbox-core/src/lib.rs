@@ -4,12 +4,18 @@ mod capabilities;
 mod command;
 mod error;
 mod event;
+mod exec;
+mod files;
+mod guest;
 mod guest_binaries;
 mod id;
+mod info;
 mod journal;
+mod manager;
 mod outcome;
 mod reachability;
 mod record;
+mod sandbox;
 mod sink;
 mod spec;
 
@@ -21,15 +27,18 @@ pub use capabilities::{Capabilities, Feature, Level, Support};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT, TerminalSize};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
+pub use exec::{Chunk, Process};
+pub use files::{DirEntry, FileKind, Files, Metadata, READ_LIMIT};
 pub use guest_binaries::{GUEST_DIR_VARIABLE, GuestBinaries, GuestBinary};
 pub use id::{
     BackendId, EventId, InstanceId, Name, OwnerId, ProcessId, SandboxId, SnapshotId, TurnId,
 };
+pub use info::{SandboxInfo, WORKSPACE};
 pub use journal::{Draft, FileJournal, HeldLock, Journal, JournalLock, MemoryJournal};
+pub use manager::{ManagerBuilder, SandboxManager};
 pub use outcome::{Captured, Outcome, Run};
 pub use reachability::{LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
+pub use sandbox::Sandbox;
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
-pub use spec::{
-    Access, Actor, Consumer, CreateSandbox, Limits, Mount, Network, Root, SandboxSpec,
-};
+pub use spec::{Access, Actor, Consumer, CreateSandbox, Limits, Mount, Network, Root, SandboxSpec};

@@ -84,11 +84,23 @@ pub struct Snapshot {
 /// What was begun.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Intent {
-    Provision { backend: BackendId, instance: InstanceId, generation: u32 },
+    Provision {
+        backend: BackendId,
+        instance: InstanceId,
+        generation: u32,
+    },
     Stop,
     Start,
-    Snapshot { snapshot: SnapshotId, label: String, successor: InstanceId },
-    Rewind { snapshot: SnapshotId, instance: InstanceId, generation: u32 },
+    Snapshot {
+        snapshot: SnapshotId,
+        label: String,
+        successor: InstanceId,
+    },
+    Rewind {
+        snapshot: SnapshotId,
+        instance: InstanceId,
+        generation: u32,
+    },
     Destroy,
 }
 
@@ -97,7 +109,9 @@ impl Record {
     /// this release does not know.
     pub(crate) fn fold(events: &[SandboxEvent]) -> Option<Self> {
         let (first, rest) = events.split_first()?;
-        let Some(Known::Requested { name, spec, from }) = first.known() else { return None };
+        let Some(Known::Requested { name, spec, from }) = first.known() else {
+            return None;
+        };
         let mut record = Self {
             id: first.sandbox_id.clone(),
             seq: first.seq,
@@ -137,7 +151,11 @@ impl Record {
             | Known::ProcessStarted { .. }
             | Known::ProcessExited { .. }
             | Known::FileOperation { .. } => {}
-            Known::Provisioning { backend, instance, generation } => {
+            Known::Provisioning {
+                backend,
+                instance,
+                generation,
+            } => {
                 self.state = SandboxState::Provisioning;
                 self.backend = Some(backend.clone());
                 self.open = Some(Intent::Provision {
@@ -146,7 +164,11 @@ impl Record {
                     generation: *generation,
                 });
             }
-            Known::Ready { instance, generation, .. } => {
+            Known::Ready {
+                instance,
+                generation,
+                ..
+            } => {
                 self.runs(instance, *generation);
                 self.ready_at = Some(event.at);
             }
@@ -159,14 +181,24 @@ impl Record {
             Known::Started { instance } => self.runs(instance, self.generation),
             Known::Paused => self.state = SandboxState::Paused,
             Known::Resumed => self.state = SandboxState::Ready,
-            Known::SnapshotRequested { snapshot, label, successor } => {
+            Known::SnapshotRequested {
+                snapshot,
+                label,
+                successor,
+            } => {
                 self.open = Some(Intent::Snapshot {
                     snapshot: snapshot.clone(),
                     label: label.clone(),
                     successor: successor.clone(),
                 });
             }
-            Known::Snapshotted { snapshot, label, parent, data, instance } => {
+            Known::Snapshotted {
+                snapshot,
+                label,
+                parent,
+                data,
+                instance,
+            } => {
                 self.open = None;
                 self.snapshots.push(Snapshot {
                     id: snapshot.clone(),
@@ -184,14 +216,22 @@ impl Record {
             Known::SnapshotDeleted { snapshot } => {
                 self.snapshots.retain(|kept| kept.id != *snapshot);
             }
-            Known::RewindRequested { snapshot, instance, generation } => {
+            Known::RewindRequested {
+                snapshot,
+                instance,
+                generation,
+            } => {
                 self.open = Some(Intent::Rewind {
                     snapshot: snapshot.clone(),
                     instance: instance.clone(),
                     generation: *generation,
                 });
             }
-            Known::Rewound { snapshot, instance, generation } => {
+            Known::Rewound {
+                snapshot,
+                instance,
+                generation,
+            } => {
                 self.runs(instance, *generation);
                 self.based_on = Some(snapshot.clone());
             }
@@ -199,7 +239,11 @@ impl Record {
                 self.state = SandboxState::Lost;
                 self.open = None;
             }
-            Known::Recovered { instance, generation, .. } => {
+            Known::Recovered {
+                instance,
+                generation,
+                ..
+            } => {
                 self.open = None;
                 if let Some(instance) = instance {
                     self.runs(instance, *generation);

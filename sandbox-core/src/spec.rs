@@ -145,7 +145,11 @@ pub enum Actor {
 impl Consumer {
     /// An agent of this project.
     pub fn agent(project: impl Into<String>) -> Self {
-        Self { actor: Actor::Agent, project: Some(project.into()), run_id: None }
+        Self {
+            actor: Actor::Agent,
+            project: Some(project.into()),
+            run_id: None,
+        }
     }
 
     /// The same, in this run.
@@ -186,21 +190,13 @@ impl CreateSandbox {
 
     /// Show a file or directory of this host, to look at.
     #[must_use]
-    pub fn mount_read_only(
-        self,
-        source: impl Into<PathBuf>,
-        target: impl Into<PathBuf>,
-    ) -> Self {
+    pub fn mount_read_only(self, source: impl Into<PathBuf>, target: impl Into<PathBuf>) -> Self {
         self.mount(source.into(), target.into(), Access::ReadOnly)
     }
 
     /// Let the sandbox change a file or directory of this host.
     #[must_use]
-    pub fn mount_read_write(
-        self,
-        source: impl Into<PathBuf>,
-        target: impl Into<PathBuf>,
-    ) -> Self {
+    pub fn mount_read_write(self, source: impl Into<PathBuf>, target: impl Into<PathBuf>) -> Self {
         self.mount(source.into(), target.into(), Access::ReadWrite)
     }
 
@@ -255,7 +251,11 @@ impl CreateSandbox {
     }
 
     fn mount(mut self, source: PathBuf, target: PathBuf, access: Access) -> Self {
-        self.spec.mounts.push(Mount { source, target, access });
+        self.spec.mounts.push(Mount {
+            source,
+            target,
+            access,
+        });
         self
     }
 }
@@ -279,12 +279,21 @@ impl SandboxSpec {
         }
         for (key, value) in &self.env {
             if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
-                return Err(invalid(format!("{key:?} cannot be an environment variable")));
+                return Err(invalid(format!(
+                    "{key:?} cannot be an environment variable"
+                )));
             }
         }
-        let Limits { pids, memory, cpu_millis, .. } = self.limits;
+        let Limits {
+            pids,
+            memory,
+            cpu_millis,
+            ..
+        } = self.limits;
         if pids == Some(0) || memory == Some(0) || cpu_millis == Some(0) {
-            return Err(invalid("a limit of 0 leaves nothing to run in; leave it out for none".into()));
+            return Err(invalid(
+                "a limit of 0 leaves nothing to run in; leave it out for none".into(),
+            ));
         }
         Ok(self)
     }
@@ -309,31 +318,48 @@ fn compare(a: &serde_json::Value, b: &serde_json::Value, at: &str, found: &mut V
     let null = serde_json::Value::Null;
     let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
     for key in keys {
-        let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
-        compare(left.get(key).unwrap_or(&null), right.get(key).unwrap_or(&null), &path, found);
+        let path = if at.is_empty() {
+            key.clone()
+        } else {
+            format!("{at}.{key}")
+        };
+        compare(
+            left.get(key).unwrap_or(&null),
+            right.get(key).unwrap_or(&null),
+            &path,
+            found,
+        );
     }
 }
 
 fn directory(field: &str, path: &Path) -> Result<PathBuf> {
-    let resolved = path.canonicalize().map_err(|error| {
-        Error::io("create", format!("the {field} {}", path.display()), error)
-    })?;
+    let resolved = path
+        .canonicalize()
+        .map_err(|error| Error::io("create", format!("the {field} {}", path.display()), error))?;
     if !resolved.is_dir() {
-        return Err(invalid(format!("the {field} {} is not a directory", path.display())));
+        return Err(invalid(format!(
+            "the {field} {} is not a directory",
+            path.display()
+        )));
     }
     Ok(resolved)
 }
 
 fn check_target(target: &Path) -> Result<()> {
     use std::path::Component;
-    let plain = target.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    let plain = target
+        .components()
+        .all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
     if !target.is_absolute() || !plain || target.parent().is_none() {
         let message = format!("a mount's target must be absolute and plain, not {target:?}");
         return Err(invalid(message));
     }
     for taken in ["/proc", "/dev", "/run/sandbox"] {
         if target.starts_with(taken) {
-            return Err(invalid(format!("nothing can be mounted at {}", target.display())));
+            return Err(invalid(format!(
+                "nothing can be mounted at {}",
+                target.display()
+            )));
         }
     }
     Ok(())
@@ -350,7 +376,12 @@ mod tests {
     #[test]
     fn differing_fields_are_named() {
         let a = CreateSandbox::new().pids(10).env("A", "1").spec;
-        let b = CreateSandbox::new().pids(20).env("A", "1").env("B", "2").network(Network::Host).spec;
+        let b = CreateSandbox::new()
+            .pids(20)
+            .env("A", "1")
+            .env("B", "2")
+            .network(Network::Host)
+            .spec;
         assert_eq!(a.differences(&b), ["env.B", "limits.pids", "network"]);
         assert!(a.differences(&a).is_empty());
     }
@@ -361,8 +392,16 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         for (request, kind, says) in [
-            (CreateSandbox::new().workspace("/nope"), ErrorKind::NotFound, "workspace /nope"),
-            (CreateSandbox::new().workspace(&file), ErrorKind::InvalidSpec, "not a directory"),
+            (
+                CreateSandbox::new().workspace("/nope"),
+                ErrorKind::NotFound,
+                "workspace /nope",
+            ),
+            (
+                CreateSandbox::new().workspace(&file),
+                ErrorKind::InvalidSpec,
+                "not a directory",
+            ),
             (
                 CreateSandbox::new().mount_read_only(&file, "relative"),
                 ErrorKind::InvalidSpec,
@@ -373,8 +412,16 @@ mod tests {
                 ErrorKind::InvalidSpec,
                 "nothing can be mounted",
             ),
-            (CreateSandbox::new().env("A=B", ""), ErrorKind::InvalidSpec, "\"A=B\""),
-            (CreateSandbox::new().pids(0), ErrorKind::InvalidSpec, "limit of 0"),
+            (
+                CreateSandbox::new().env("A=B", ""),
+                ErrorKind::InvalidSpec,
+                "\"A=B\"",
+            ),
+            (
+                CreateSandbox::new().pids(0),
+                ErrorKind::InvalidSpec,
+                "limit of 0",
+            ),
         ] {
             let error = request.spec.resolved().unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");

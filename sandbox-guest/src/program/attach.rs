@@ -33,6 +33,9 @@ struct Cursor {
     sent: u64,
     /// What the client says it took.
     taken: u64,
+    /// Whether the process ran when the client attached: then output is sent up to its end, and else
+    /// also what others wrote since.
+    live: bool,
 }
 
 /// What both directions of an attachment know.
@@ -40,6 +43,7 @@ struct Link {
     guest: Arc<Guest>,
     process: Arc<Process>,
     number: u64,
+    pid: u32,
     taken: std::sync::Mutex<(u64, u64)>,
 }
 
@@ -65,17 +69,17 @@ pub(crate) async fn serve(
             return writer.shutdown().await;
         }
     };
+    let live = process.state().exit.is_none();
     let number = enter(&process);
     let link = Link {
         guest: Arc::clone(guest),
         process,
         number,
+        pid: started.pid,
         taken: std::sync::Mutex::new((started.stdout, started.stderr)),
     };
-    let cursors = [
-        Cursor { channel: Channel::Out, sent: started.stdout, taken: started.stdout },
-        Cursor { channel: Channel::Err, sent: started.stderr, taken: started.stderr },
-    ];
+    let cursor = |channel, sent| Cursor { channel, sent, taken: sent, live };
+    let cursors = [cursor(Channel::Out, started.stdout), cursor(Channel::Err, started.stderr)];
     let farewell = {
         let input = link.input(&mut reader);
         let output = link.output(&mut writer, cursors, started);
@@ -186,8 +190,7 @@ impl Link {
             return Ok(true);
         }
         let taken = state.stdin.taken();
-        let starved = state.stdin.next().is_empty() && taken > *accepted;
-        if taken >= *accepted + ACCEPT_STEP || (starved && state.stdin.is_asked_for()) {
+        if taken >= *accepted + ACCEPT_STEP {
             *accepted = taken;
             batch.extend(frame::encode(&Response::Accepted { stdin: taken })?);
         }
@@ -195,6 +198,20 @@ impl Link {
             let taken = lock(&self.taken);
             cursors[0].taken = taken.0;
             cursors[1].taken = taken.1;
+        }
+        let oldest = (state.stdout.begin(), state.stderr.begin());
+        if cursors[0].sent < oldest.0 || cursors[1].sent < oldest.1 {
+            // Newer output took the place of some that was not sent yet.
+            cursors[0].sent = cursors[0].sent.max(oldest.0);
+            cursors[1].sent = cursors[1].sent.max(oldest.1);
+            let again = Started {
+                process: self.process.id.clone(),
+                pid: self.pid,
+                stdout: cursors[0].sent,
+                stderr: cursors[1].sent,
+                stdin: state.stdin.received(),
+            };
+            batch.extend(frame::encode(&Response::Started(again))?);
         }
         let mut all_sent = true;
         for cursor in cursors {
@@ -279,10 +296,12 @@ impl Link {
                 tokio::spawn(async move { abandon(&guest, &process).await });
             }
             (false, false) => {
+                let number = process.state().attachments;
                 tokio::spawn(async move {
                     tokio::time::sleep(GRACE).await;
                     let state = process.state();
-                    let wanted = state.owner.is_some() || state.detached || state.exit.is_some();
+                    let resumed = state.owner.is_some() || state.attachments != number;
+                    let wanted = resumed || state.detached || state.exit.is_some();
                     drop(state);
                     if !wanted {
                         abandon(&guest, &process).await;
@@ -302,21 +321,25 @@ async fn abandon(guest: &Guest, process: &Arc<Process>) {
 impl Cursor {
     /// Puts into the batch what fits and may be sent; whether all there is has been sent.
     fn fill(&mut self, batch: &mut Vec<u8>, state: &State, stream: bool) -> io::Result<bool> {
-        let log = if self.channel == Channel::Err { &state.stderr } else { &state.stdout };
-        // The oldest of a kept log may have gone meanwhile: the gap shows in the final count.
-        self.sent = self.sent.max(log.begin());
+        let err = self.channel == Channel::Err;
+        let log = if err { &state.stderr } else { &state.stdout };
+        let end = match &state.exit {
+            Some(exit) if self.live => if err { exit.stderr } else { exit.stdout },
+            _ => log.end(),
+        };
         let window = (self.taken + DEFAULT_WINDOW).saturating_sub(self.sent);
         // What a process left in its pipe at its end may exceed the window; it is little.
         let window = if stream && state.exit.is_some() { u64::MAX } else { window };
         let room = (BATCH - frame::HEAD).saturating_sub(batch.len()) as u64;
-        let most = window.min(room).min(log.end() - self.sent) as usize;
+        let most = window.min(room).min(end.saturating_sub(self.sent)) as usize;
         if most > 0 {
             let start = batch.len();
             batch.extend_from_slice(&[0; frame::HEAD]);
             let count = log.copy(self.sent, most, batch)?;
-            batch[start..start + frame::HEAD].copy_from_slice(&frame::data_head(self.channel, count));
+            let head = frame::data_head(self.channel, count);
+            batch[start..start + frame::HEAD].copy_from_slice(&head);
             self.sent += count as u64;
         }
-        Ok(self.sent == log.end())
+        Ok(self.sent >= end)
     }
 }

@@ -185,6 +185,10 @@ impl Table {
         self.remove(process);
     }
 
+    pub(crate) fn all(&self) -> Vec<Arc<Process>> {
+        self.processes.values().cloned().collect()
+    }
+
     pub(crate) fn list(&self) -> Vec<ProcessInfo> {
         self.processes.values().filter_map(|process| process.info()).collect()
     }

@@ -1,0 +1,81 @@
+//! Putting a manager together.
+
+use std::{path::PathBuf, sync::Arc};
+
+use super::{Inner, SandboxManager};
+use crate::{
+    Error, ErrorKind, FileJournal, Journal, Result, SandboxBackend, backend::default_state_dir,
+};
+
+/// Puts a [`SandboxManager`] together.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct ManagerBuilder {
+    state_dir: Option<PathBuf>,
+    journal: Option<Arc<dyn Journal>>,
+    backends: Vec<Arc<dyn SandboxBackend>>,
+}
+
+impl ManagerBuilder {
+    /// Keep the journal in this directory. The default is the user's state directory.
+    pub fn state_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.state_dir = Some(dir.into());
+        self
+    }
+
+    /// Use this journal instead of one in a directory.
+    pub fn journal(mut self, journal: impl Journal + 'static) -> Self {
+        self.journal = Some(Arc::new(journal));
+        self
+    }
+
+    /// Add a backend. The first one makes the sandboxes of requests that name none.
+    pub fn backend(mut self, backend: impl SandboxBackend + 'static) -> Self {
+        self.backends.push(Arc::new(backend));
+        self
+    }
+
+    /// Opens the journal and settles what a crash may have left open.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidSpec` without a backend, or with two of one id, or with both a directory and a journal;
+    /// `PermissionDenied` and the like if the state directory cannot be used.
+    pub async fn build(self) -> Result<SandboxManager> {
+        let invalid = |message: &str| Error::new(ErrorKind::InvalidSpec, "build", message);
+        if self.backends.is_empty() {
+            return Err(invalid("a manager needs a backend"));
+        }
+        for (n, backend) in self.backends.iter().enumerate() {
+            if self.backends[..n]
+                .iter()
+                .any(|other| other.id() == backend.id())
+            {
+                return Err(invalid(&format!(
+                    "two backends are called {}",
+                    backend.id()
+                )));
+            }
+        }
+        let journal = match (self.journal, self.state_dir) {
+            (Some(_), Some(_)) => {
+                return Err(invalid("give a journal or a state directory, not both"));
+            }
+            (Some(journal), None) => journal,
+            (None, dir) => {
+                let dir = dir.map_or_else(default_state_dir, Ok)?;
+                Arc::new(FileJournal::open(dir.join("journal"))?)
+            }
+        };
+        let inner = Inner {
+            journal,
+            backends: self.backends,
+            known: Default::default(),
+        };
+        let manager = SandboxManager {
+            inner: Arc::new(inner),
+        };
+        manager.reconcile().await?;
+        Ok(manager)
+    }
+}

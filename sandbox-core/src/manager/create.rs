@@ -1,0 +1,257 @@
+//! Making sandboxes, with or without a name.
+
+use std::sync::Arc;
+
+use super::{
+    Call, Inner, Recorder, SandboxManager, Shared,
+    shared::{connect, running_instance},
+};
+use crate::{
+    CreateSandbox, Error, ErrorKind, ForkedFrom, Instance, Known, Name, Provision, Reachability,
+    Result, Sandbox, SandboxBackend, SandboxId, SandboxSpec, SandboxState, SnapshotData,
+    SnapshotId, TurnEventSink, guest::Link,
+};
+
+/// What a new sandbox is made from.
+pub(super) struct Blueprint {
+    name: Option<Name>,
+    spec: SandboxSpec,
+    from: Option<(ForkedFrom, SnapshotData)>,
+}
+
+impl SandboxManager {
+    pub(super) async fn create_new(
+        &self,
+        name: Option<Name>,
+        request: CreateSandbox,
+        sink: &dyn TurnEventSink,
+    ) -> Result<Sandbox> {
+        let spec = request.spec.resolved()?;
+        let shared = self.inner.shared(&SandboxId::new());
+        let call = Call::new(&self.inner, &shared, request.consumer, sink);
+        let blueprint = Blueprint {
+            name,
+            spec,
+            from: None,
+        };
+        let handle = self.handle(&shared);
+        call.drive(|recorder| make(recorder, blueprint, handle))
+            .await
+    }
+
+    pub(super) async fn acquire_named(
+        &self,
+        name: Name,
+        request: CreateSandbox,
+        sink: &dyn TurnEventSink,
+    ) -> Result<Sandbox> {
+        let wanted = request.spec.clone().resolved()?;
+        loop {
+            let Some(holder) = self.inner.journal.resolve(&name).await? else {
+                match self
+                    .create_new(Some(name.clone()), request.clone(), sink)
+                    .await
+                {
+                    // Somebody else was faster: theirs it is.
+                    Err(error) if error.kind() == ErrorKind::NameTaken => continue,
+                    made => return made,
+                }
+            };
+            // Whoever is making it holds this lock until it is made.
+            let shared = self.inner.shared(&holder);
+            let lock = self.inner.journal.lock(&holder).await?;
+            let record = match shared.try_record(&self.inner).await? {
+                Some(record) if record.state.is_live() => record,
+                // Its maker died before or after it was one: the name is free.
+                _ => {
+                    self.inner.journal.release(&name, &holder).await?;
+                    continue;
+                }
+            };
+            let differing = record.spec.differences(&wanted);
+            if !differing.is_empty() {
+                let message = format!(
+                    "the sandbox named {name} was made with another spec; these fields differ: {}. \
+                     Ask for the same, or destroy it first",
+                    differing.join(", ")
+                );
+                let error = Error::new(ErrorKind::SpecMismatch, "acquire", message);
+                return Err(error.with_sandbox(&holder));
+            }
+            drop(lock);
+            let sandbox = self.handle(&shared);
+            if record.state == SandboxState::Stopped {
+                sandbox.start(sink).await?;
+            } else {
+                running_instance(&record)?;
+                let mut call = Call::new(&self.inner, &shared, record.consumer, sink);
+                call.deliver().await;
+                return call.finish(Ok(sandbox));
+            }
+            return Ok(sandbox);
+        }
+    }
+
+    pub(super) async fn fork_snapshot(
+        &self,
+        snapshot: &SnapshotId,
+        name: Option<Name>,
+        sink: &dyn TurnEventSink,
+    ) -> Result<Sandbox> {
+        let (source, found) = self.find_snapshot(snapshot).await?;
+        let origin = ForkedFrom {
+            sandbox: source.id.clone(),
+            snapshot: snapshot.clone(),
+        };
+        let record = source.record(&self.inner).await?;
+        let blueprint = Blueprint {
+            name,
+            spec: record.spec,
+            from: Some((origin, found.data)),
+        };
+        let shared = self.inner.shared(&SandboxId::new());
+        let call = Call::new(&self.inner, &shared, record.consumer.clone(), sink);
+        let forked = Known::Forked {
+            snapshot: snapshot.clone(),
+            into: shared.id.clone(),
+        };
+        let handle = self.handle(&shared);
+        let made = call
+            .drive(|recorder| make(recorder, blueprint, handle))
+            .await?;
+        let mut call = Call::new(&self.inner, &source, record.consumer, sink);
+        call.record(forked).await?;
+        call.finish(Ok(made))
+    }
+}
+
+/// Makes a sandbox: the record of what was asked for, an instance, and a guest that answers.
+async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Result<Sandbox> {
+    let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
+    let Blueprint { name, spec, from } = blueprint;
+    let _lock = inner.journal.lock(&shared.id).await?;
+    if let Some(name) = &name
+        && let Some(holder) = inner.journal.claim(name, &shared.id).await?
+    {
+        let message = format!("the name {name} is {holder}'s");
+        return Err(Error::new(ErrorKind::NameTaken, "create", message));
+    }
+    let made = async {
+        let (origin, data) = from.unzip();
+        let requested = Known::Requested {
+            name: name.clone(),
+            spec: spec.clone(),
+            from: origin,
+        };
+        recorder.record(requested).await?;
+        bring_up(&recorder, spec, data).await
+    };
+    let result = made.await;
+    if let Err(error) = &result {
+        let failed = Known::Failed {
+            operation: "create".into(),
+            error: error.to_string(),
+        };
+        let recorded = recorder.record(failed).await;
+        if let Some(name) = &name {
+            inner.journal.release(name, &shared.id).await?;
+        }
+        recorded?;
+    }
+    result.map(|()| handle)
+}
+
+/// The first instance of a sandbox.
+async fn bring_up(
+    recorder: &Recorder,
+    spec: SandboxSpec,
+    from: Option<SnapshotData>,
+) -> Result<()> {
+    let (inner, shared) = (&recorder.inner, &recorder.shared);
+    // A snapshot can only be used by the backend that has it.
+    let wanted = from
+        .as_ref()
+        .map(|data| data.backend.clone())
+        .or_else(|| spec.backend.clone());
+    let backend = match wanted {
+        Some(id) => inner.backend(&id)?,
+        None => Arc::clone(&inner.backends[0]),
+    };
+    let mut provision = Provision::new(shared.id.clone(), inner.journal.owner(), spec);
+    provision.from = from;
+    recorder
+        .record(Known::Provisioning {
+            backend: backend.id(),
+            instance: provision.instance.clone(),
+            generation: provision.generation,
+        })
+        .await?;
+    let (instance, link, reachability) = provision_and_greet(&*backend, &provision).await?;
+    if recorder.is_abandoned() {
+        drop(link);
+        backend.teardown(&instance).await?;
+        let message = "the caller went away before it was made";
+        return Err(Error::new(ErrorKind::Cancelled, "create", message));
+    }
+    shared.relink(link).await;
+    recorder
+        .record(Known::Ready {
+            instance,
+            generation: provision.generation,
+            reachability,
+        })
+        .await?;
+    Ok(())
+}
+
+/// An instance whose guest has answered. After an error nothing of it is left.
+pub(super) async fn provision_and_greet(
+    backend: &dyn SandboxBackend,
+    provision: &Provision,
+) -> Result<(Instance, Link, Option<Reachability>)> {
+    let named = |error: Error| error.with_backend(&backend.id());
+    let instance = backend.provision(provision).await.map_err(named)?;
+    let greeted = async {
+        let link = connect(backend, &instance).await?;
+        Ok((link, reachability(backend, &instance).await))
+    };
+    match greeted.await {
+        Ok((link, reachability)) => Ok((instance, link, reachability)),
+        Err(error) => {
+            if let Err(leftover) = backend.teardown(&instance).await {
+                tracing::warn!(%leftover, "what was half made could not be removed");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// How someone else gets in, where that is known. Not knowing it is no reason to fail.
+pub(super) async fn reachability(
+    backend: &dyn SandboxBackend,
+    instance: &Instance,
+) -> Option<Reachability> {
+    match backend.reachability(instance).await {
+        Ok(reachability) => Some(reachability),
+        Err(error) => {
+            tracing::debug!(%error, "reachability is not known");
+            None
+        }
+    }
+}
+
+impl Inner {
+    /// What an instance of a sandbox that exists is made with.
+    pub(super) fn provision(
+        &self,
+        shared: &Shared,
+        spec: SandboxSpec,
+        generation: u32,
+        from: Option<SnapshotData>,
+    ) -> Provision {
+        let mut provision = Provision::new(shared.id.clone(), self.journal.owner(), spec);
+        provision.generation = generation;
+        provision.from = from;
+        provision
+    }
+}

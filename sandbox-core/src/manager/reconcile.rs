@@ -1,0 +1,144 @@
+//! Settling what a crash left open: by what the backend says is there.
+
+use std::sync::Arc;
+
+use super::{Call, Recorder, SandboxManager, life::finish_destroying};
+use crate::{
+    Error, Instance, InstanceState, Known, Result, SandboxState, Suppressed,
+    record::{Intent, Record},
+};
+
+impl SandboxManager {
+    /// Settles every change that was begun and not ended by a process that is gone, and records
+    /// instances that vanished as lost. What another process is at work on is left to it.
+    ///
+    /// [`ManagerBuilder::build`](crate::ManagerBuilder::build) does this first of all.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the sandboxes cannot be listed. What cannot be settled now (a backend that cannot be
+    /// reached) stays open, with a warning.
+    pub async fn reconcile(&self) -> Result<()> {
+        for shared in self.live().await? {
+            if let Err(error) = self.reconcile_one(&shared).await {
+                tracing::warn!(%error, "not settled");
+            }
+        }
+        Ok(())
+    }
+
+    async fn reconcile_one(&self, shared: &Arc<super::Shared>) -> Result<()> {
+        let record = shared.record(&self.inner).await?;
+        if record.open.is_none() && record.state != SandboxState::Ready {
+            return Ok(());
+        }
+        // A change in progress holds the lock; whoever holds it is alive.
+        let lock = self.inner.journal.lock(&shared.id);
+        let Ok(lock) = tokio::time::timeout(std::time::Duration::from_millis(5), lock).await else {
+            return Ok(());
+        };
+        let _lock = lock?;
+        let record = shared.record(&self.inner).await?;
+        let sink = Suppressed;
+        let recorder = Call::new(&self.inner, shared, record.consumer.clone(), &sink).recorder();
+        match &record.open {
+            Some(intent) => settle(&recorder, &record, intent).await,
+            None => notice_loss(&recorder, &record).await,
+        }
+    }
+}
+
+async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result<()> {
+    let inner = &recorder.inner;
+    match intent {
+        Intent::Provision {
+            backend, instance, ..
+        } => {
+            remove(recorder, backend, instance).await?;
+            fail(recorder, "create", "the harness ended before it was made").await?;
+            if let Some(name) = &record.name {
+                inner.journal.release(name, &record.id).await?;
+            }
+        }
+        Intent::Rewind {
+            instance, snapshot, ..
+        } => {
+            let backend = record.snapshots.iter().find(|kept| kept.id == *snapshot);
+            if let Some(backend) = backend.map(|kept| kept.data.backend.clone()) {
+                remove(recorder, &backend, instance).await?;
+            }
+            fail(recorder, "rewind", "the harness ended in the middle of it").await?;
+            notice_loss(recorder, &shared_record(recorder).await?).await?;
+        }
+        Intent::Snapshot { .. } => {
+            fail(
+                recorder,
+                "snapshot",
+                "the harness ended in the middle of it",
+            )
+            .await?;
+            notice_loss(recorder, &shared_record(recorder).await?).await?;
+        }
+        Intent::Stop | Intent::Start => {
+            let Some(instance) = &record.instance else {
+                return Ok(());
+            };
+            // Stopping is where both are safe: nothing runs that nobody knows of.
+            inner.backend(&instance.backend)?.stop(instance).await?;
+            recorder.record(Known::Stopped).await?;
+        }
+        Intent::Destroy => {
+            finish_destroying(inner, &recorder.shared, record).await?;
+            recorder.record(Known::Destroyed).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn shared_record(recorder: &Recorder) -> Result<Record> {
+    recorder.shared.record(&recorder.inner).await
+}
+
+async fn fail(recorder: &Recorder, operation: &str, why: &str) -> Result<()> {
+    let (operation, error) = (operation.to_owned(), why.to_owned());
+    recorder.record(Known::Failed { operation, error }).await?;
+    Ok(())
+}
+
+/// Removes an instance of which only the id is known.
+async fn remove(
+    recorder: &Recorder,
+    backend: &crate::BackendId,
+    id: &crate::InstanceId,
+) -> Result<()> {
+    let backend = recorder.inner.backend(backend)?;
+    let instance = Instance {
+        id: id.clone(),
+        sandbox: recorder.shared.id.clone(),
+        backend: backend.id(),
+        data: serde_json::Value::Null,
+    };
+    backend.teardown(&instance).await
+}
+
+async fn notice_loss(recorder: &Recorder, record: &Record) -> Result<()> {
+    if record.state != SandboxState::Ready {
+        return Ok(());
+    }
+    let Some(instance) = &record.instance else {
+        return Ok(());
+    };
+    let backend = recorder.inner.backend(&instance.backend)?;
+    let named = |error: Error| error.with_backend(&backend.id());
+    let reason = match backend.inspect(instance).await.map_err(named)? {
+        InstanceState::Gone => "its instance is gone",
+        InstanceState::Stopped => "its instance has ended",
+        InstanceState::Running | InstanceState::Paused => return Ok(()),
+    };
+    recorder
+        .record(Known::Lost {
+            reason: reason.into(),
+        })
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,257 @@
+//! What one process knows of one sandbox: its record so far, its connection, its undelivered events.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use tokio::sync::Notify;
+
+use super::Inner;
+use crate::{
+    BackendId, Draft, Error, ErrorKind, Instance, Known, Result, SandboxBackend, SandboxEvent,
+    SandboxId, SandboxState, guest::Link, record::Record,
+};
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: SandboxId,
+    record: Mutex<Option<Record>>,
+    link: tokio::sync::Mutex<Option<Arc<Link>>>,
+    /// Held from a record's way into the journal to its place in the queue, so that the queue is in
+    /// order.
+    appending: tokio::sync::Mutex<()>,
+    pending: Mutex<VecDeque<Pending>>,
+    /// Held by whoever hands events to a sink, so that a sink gets them in order.
+    pub(super) delivering: tokio::sync::Mutex<()>,
+    pub(super) arrived: Notify,
+}
+
+/// An event that its sink has not taken yet.
+#[derive(Debug, Clone)]
+pub(super) struct Pending {
+    pub(super) event: Arc<SandboxEvent>,
+    /// Which sink it is for, by its address.
+    pub(super) sink: usize,
+    /// The call that caused it; when that has ended, any sink will do.
+    pub(super) call: Weak<()>,
+}
+
+impl Shared {
+    pub(super) fn new(id: SandboxId) -> Self {
+        Self {
+            id,
+            record: Mutex::default(),
+            link: tokio::sync::Mutex::default(),
+            appending: tokio::sync::Mutex::default(),
+            pending: Mutex::default(),
+            delivering: tokio::sync::Mutex::default(),
+            arrived: Notify::new(),
+        }
+    }
+
+    /// The record as the journal has it now.
+    pub(crate) async fn record(&self, inner: &Inner) -> Result<Record> {
+        self.try_record(inner).await?.ok_or_else(|| {
+            Error::new(
+                ErrorKind::NotFound,
+                "open",
+                "there is no such sandbox in this journal",
+            )
+            .with_sandbox(&self.id)
+        })
+    }
+
+    pub(super) async fn try_record(&self, inner: &Inner) -> Result<Option<Record>> {
+        let known = self.cached().as_ref().map_or(0, |record| record.seq);
+        let new = inner.journal.read(&self.id, known).await;
+        let new = new.map_err(|error| error.with_sandbox(&self.id))?;
+        let mut cached = self.cached();
+        match &mut *cached {
+            None => *cached = Record::fold(&new),
+            Some(record) => {
+                let seq = record.seq;
+                let new: Vec<_> = new.into_iter().filter(|event| event.seq > seq).collect();
+                record.apply_all(&new);
+            }
+        }
+        Ok(cached.clone())
+    }
+
+    /// Puts a record into the journal and into the queue for its sink.
+    pub(super) async fn append(
+        &self,
+        inner: &Inner,
+        draft: Draft,
+        sink: usize,
+        call: &Weak<()>,
+    ) -> Result<Arc<SandboxEvent>> {
+        let _order = self.appending.lock().await;
+        let event = inner.journal.append(draft).await;
+        let event = Arc::new(event.map_err(|error| error.with_sandbox(&self.id))?);
+        if let Some(record) = &mut *self.cached()
+            && record.seq + 1 == event.seq
+        {
+            record.apply_all(std::slice::from_ref(&*event));
+        }
+        let pending = Pending {
+            event: Arc::clone(&event),
+            sink,
+            call: call.clone(),
+        };
+        self.pending().push_back(pending);
+        self.arrived.notify_waiters();
+        Ok(event)
+    }
+
+    /// The first event that this sink may have: its own, or one whose call has ended.
+    pub(super) fn next_for(&self, sink: usize) -> Option<Pending> {
+        let deliverable = |entry: &&Pending| entry.sink == sink || entry.call.strong_count() == 0;
+        self.pending().iter().find(deliverable).cloned()
+    }
+
+    pub(super) fn delivered(&self, seq: u64) {
+        self.pending().retain(|entry| entry.event.seq != seq);
+    }
+
+    /// A connection to the present instance's guest.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` (recorded, once) if the instance is gone; `Conflict` if the sandbox is in a state in which
+    /// nothing runs.
+    pub(crate) async fn link(&self, inner: &Inner) -> Result<Arc<Link>> {
+        loop {
+            let record = self.record(inner).await?;
+            let instance = running_instance(&record)?;
+            let mut slot = self.link.lock().await;
+            if let Some(link) = &*slot
+                && link.instance() == &instance.id
+                && !link.is_closed()
+            {
+                return Ok(Arc::clone(link));
+            }
+            let backend = inner.backend(&instance.backend)?;
+            match connect(&*backend, &instance).await {
+                Ok(link) => {
+                    let link = Arc::new(link);
+                    *slot = Some(Arc::clone(&link));
+                    return Ok(link);
+                }
+                Err(error) if error.kind() == ErrorKind::Lost => {
+                    drop(slot);
+                    self.note_loss(inner, &instance, &error).await?;
+                }
+                Err(error) => return Err(error.with_sandbox(&self.id)),
+            }
+        }
+    }
+
+    /// Lets go of the connection, as the instance is about to be another one.
+    pub(super) async fn unlink(&self) {
+        self.link.lock().await.take();
+    }
+
+    /// Uses this connection from now on.
+    pub(super) async fn relink(&self, link: Link) {
+        *self.link.lock().await = Some(Arc::new(link));
+    }
+
+    /// Records that the instance is gone, unless that is known, or another one has taken its place
+    /// meanwhile.
+    async fn note_loss(&self, inner: &Inner, instance: &Instance, error: &Error) -> Result<()> {
+        // Whoever is just replacing the instance gets to finish.
+        let _lock = inner.journal.lock(&self.id).await?;
+        let record = self.record(inner).await?;
+        if running_instance(&record)?.id != instance.id {
+            return Ok(());
+        }
+        let reason = error.to_string();
+        let draft = Draft {
+            sandbox: self.id.clone(),
+            turn: None,
+            consumer: record.consumer,
+            kind: Known::Lost { reason }.into(),
+        };
+        self.append(inner, draft, 0, &Weak::new()).await?;
+        Ok(())
+    }
+
+    fn cached(&self) -> MutexGuard<'_, Option<Record>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pending(&self) -> MutexGuard<'_, VecDeque<Pending>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connects to an instance's guest and greets it.
+pub(super) async fn connect(backend: &dyn SandboxBackend, instance: &Instance) -> Result<Link> {
+    let named = |error: Error| {
+        error
+            .with_backend(&backend.id())
+            .with_sandbox(&instance.sandbox)
+    };
+    let stream = backend.connect(instance).await.map_err(named)?;
+    match Link::connect(stream, &instance.id).await {
+        Ok(link) => Ok(link),
+        // The guest may have ended between the two: the backend knows what it said last.
+        Err(error) => match backend.connect(instance).await {
+            Err(lost) if lost.kind() == ErrorKind::Lost => Err(named(lost)),
+            _ => Err(named(error)),
+        },
+    }
+}
+
+/// The instance that calls go to, or why they cannot.
+pub(crate) fn running_instance(record: &Record) -> Result<Instance> {
+    let refuse = |kind, message: &str| {
+        Err(Error::new(kind, "use the sandbox", message).with_sandbox(&record.id))
+    };
+    match record.state {
+        SandboxState::Ready => {}
+        SandboxState::Stopped => {
+            return refuse(ErrorKind::Conflict, "it is stopped; start it first");
+        }
+        SandboxState::Paused => {
+            return refuse(ErrorKind::Conflict, "it is paused; resume it first");
+        }
+        SandboxState::Lost => {
+            return refuse(
+                ErrorKind::Lost,
+                "its instance is gone (the history says why); rewind it to a snapshot, or destroy it",
+            );
+        }
+        SandboxState::Requested | SandboxState::Provisioning => {
+            return refuse(ErrorKind::Conflict, "it is still being made");
+        }
+        SandboxState::Failed => return refuse(ErrorKind::Conflict, "it could not be made"),
+        SandboxState::Destroying | SandboxState::Destroyed => {
+            return refuse(ErrorKind::Lost, "it was destroyed");
+        }
+    }
+    match &record.instance {
+        Some(instance) => Ok(instance.clone()),
+        None => refuse(ErrorKind::Lost, "its history names no instance"),
+    }
+}
+
+impl Inner {
+    /// The backend of this id.
+    pub(crate) fn backend(&self, id: &BackendId) -> Result<Arc<dyn SandboxBackend>> {
+        let found = self.backends.iter().find(|backend| backend.id() == *id);
+        found.cloned().ok_or_else(|| {
+            let known: Vec<String> = self
+                .backends
+                .iter()
+                .map(|backend| backend.id().to_string())
+                .collect();
+            let message = format!(
+                "this manager has no backend {id}; it has: {}",
+                known.join(", ")
+            );
+            Error::new(ErrorKind::Unavailable, "choose a backend", message).retryable(false)
+        })
+    }
+}

@@ -1,0 +1,185 @@
+//! The handle to a sandbox.
+
+use std::sync::Arc;
+
+use crate::{
+    Command, Consumer, Files, Process, Reachability, Result, Run, SandboxId, SandboxInfo, Snapshot,
+    SnapshotId, TurnEventSink, exec,
+    info::info,
+    manager::{Call, Inner, Recorder, Shared},
+};
+
+/// A handle to a sandbox: an id and a manager. Cheap to clone, and never stale: after a rewind it
+/// reaches the new instance.
+///
+/// Changes of its life (snapshot, rewind, stop …) take place one after the other, whoever asks;
+/// commands and file operations run at the same time. A change that was begun is finished or undone
+/// even if its future is dropped; a command whose future is dropped is killed.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    inner: Arc<Inner>,
+    shared: Arc<Shared>,
+}
+
+impl Sandbox {
+    pub(crate) fn new(inner: Arc<Inner>, shared: Arc<Shared>) -> Self {
+        Self { inner, shared }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> &SandboxId {
+        &self.shared.id
+    }
+
+    /// How it is, as its history says.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read.
+    pub async fn info(&self) -> Result<SandboxInfo> {
+        Ok(info(&self.shared.record(&self.inner).await?))
+    }
+
+    /// Runs a command to its end and returns how it ended and what it said.
+    ///
+    /// A non-zero exit is a result, not an error. Dropping the future kills the command and everything
+    /// that it started; the history then says `Cancelled`.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a program, directory or user that does not exist, `PermissionDenied` for a program
+    /// that cannot be executed; `Conflict` if the sandbox is stopped or paused, `Lost` if it is gone.
+    pub async fn exec(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Run> {
+        exec::exec(self.call(sink).await?, command).await
+    }
+
+    /// Starts a command and returns a handle to it, for output as it comes.
+    ///
+    /// # Errors
+    ///
+    /// As [`exec`](Self::exec).
+    pub async fn spawn(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Process> {
+        exec::spawn(self.call(sink).await?, command).await
+    }
+
+    /// Its files.
+    #[must_use]
+    pub fn files(&self) -> Files {
+        Files::new(Arc::clone(&self.inner), Arc::clone(&self.shared))
+    }
+
+    /// Takes a snapshot of its filesystem. Where processes run, they are held up meanwhile and go on
+    /// afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says; the sandbox is as it was. `Lost` if it is not.
+    pub async fn snapshot(
+        &self,
+        label: impl Into<String> + Send,
+        sink: &dyn TurnEventSink,
+    ) -> Result<Snapshot> {
+        let label = label.into();
+        self.change(sink, |recorder| crate::manager::snapshot(recorder, label))
+            .await
+    }
+
+    /// Its snapshots, oldest first. Each names its parent: they form a tree.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read.
+    pub async fn snapshots(&self) -> Result<Vec<Snapshot>> {
+        Ok(self.shared.record(&self.inner).await?.snapshots)
+    }
+
+    /// Gives it the filesystem of one of its snapshots: the same id and name, a new instance, a longer
+    /// history. Its processes end. The new instance answers before the old one is removed.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it has no such snapshot. If the new instance cannot be made, the sandbox is as it
+    /// was, and the history says so.
+    pub async fn rewind(&self, snapshot: &SnapshotId, sink: &dyn TurnEventSink) -> Result<()> {
+        let snapshot = snapshot.clone();
+        self.change(sink, |recorder| crate::manager::rewind(recorder, snapshot))
+            .await
+    }
+
+    /// Ends its processes and keeps its files. Stopping a stopped one is no error.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says.
+    pub async fn stop(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::stop).await
+    }
+
+    /// Starts it after a stop, with its files. Starting a running one is no error.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says; it is then still stopped.
+    pub async fn start(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::start).await
+    }
+
+    /// Holds up its execution, in memory.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where the host has nothing for it.
+    pub async fn pause(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::pause).await
+    }
+
+    /// Lets it go on after a pause.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says.
+    pub async fn resume(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::resume).await
+    }
+
+    /// Removes it. Its history stays; its snapshots stay as long as another sandbox needs them.
+    /// Destroying it twice succeeds twice.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says, if something could not be removed; destroying it again tries again.
+    pub async fn destroy(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::destroy).await
+    }
+
+    /// How someone else gets in.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it is stopped, `Lost` if it is gone.
+    pub async fn reachability(&self) -> Result<Reachability> {
+        let record = self.shared.record(&self.inner).await?;
+        let instance = crate::manager::running_instance(&record)?;
+        let backend = self.inner.backend(&instance.backend)?;
+        let reach = backend.reachability(&instance).await;
+        reach.map_err(|error| error.with_sandbox(self.id()).with_backend(&backend.id()))
+    }
+
+    async fn change<T, F>(
+        &self,
+        sink: &dyn TurnEventSink,
+        work: impl FnOnce(Recorder) -> F,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.call(sink).await?.drive(work).await
+    }
+
+    pub(crate) async fn call<'a>(&self, sink: &'a dyn TurnEventSink) -> Result<Call<'a>> {
+        let consumer: Consumer = self.shared.record(&self.inner).await?.consumer;
+        Ok(Call::new(&self.inner, &self.shared, consumer, sink))
+    }
+}

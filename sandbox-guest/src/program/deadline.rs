@@ -1,0 +1,64 @@
+//! The guest's own end: at its time, at its lease's, or on request. Nobody outside has to be alive.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    guest::{Deadlines, Guest, lock, now_ms},
+    sys, tree,
+};
+
+/// The wall clock may be set, and the machine may sleep: look again after this at the latest.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Ends the guest when its time has come; waits for ever if it has none.
+pub(crate) async fn watch(guest: Arc<Guest>) {
+    let mut deadlines = guest.deadlines.subscribe();
+    loop {
+        let current = *deadlines.borrow_and_update();
+        let Some(left) = current.left(now_ms()) else {
+            let _ = deadlines.changed().await;
+            continue;
+        };
+        if left.is_zero() {
+            shut_down(&guest).await;
+        }
+        let _ = tokio::time::timeout(left.min(LOOK_AGAIN), deadlines.changed()).await;
+    }
+}
+
+impl Deadlines {
+    /// How long until the earlier of the two.
+    fn left(self, now: u64) -> Option<Duration> {
+        let first = self.expires_at.into_iter().chain(self.lease_until).min()?;
+        Some(Duration::from_millis(first.saturating_sub(now)))
+    }
+}
+
+/// Kills everything and ends the program.
+pub(crate) async fn shut_down(guest: &Guest) -> ! {
+    if !guest.alone {
+        // The first process of a namespace takes the others with it; here they must be found.
+        let processes = lock(&guest.table).all();
+        for process in processes {
+            let _ = tree::kill(guest, &process).await;
+        }
+        let _ = tree::kill_strays(guest).await;
+    }
+    if let Some(path) = &guest.listen_path {
+        let _ = std::fs::remove_file(path);
+    }
+    sys::exit_now(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earlier_deadline_counts() {
+        let both = Deadlines { expires_at: Some(2000), lease_until: Some(1500) };
+        assert_eq!(both.left(1000), Some(Duration::from_millis(500)));
+        assert_eq!(both.left(9000), Some(Duration::ZERO));
+        assert_eq!(Deadlines::default().left(0), None);
+    }
+}

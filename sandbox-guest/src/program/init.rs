@@ -1,0 +1,136 @@
+//! The guest's start: what it is told is done in order, and then it serves.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::PermissionsExt, net::UnixListener},
+    },
+    path::Path,
+    sync::Arc,
+};
+
+use rustix::{fs::Mode, process};
+use sandbox_guest::Setup;
+use tokio::{io::unix::AsyncFd, io::Interest};
+
+use super::{
+    deadline,
+    guest::{Guest, errno_text, lock},
+    harden::{self, Hardening},
+    mounts, serve, sys,
+};
+
+/// The set-up is read from a trusted backend; this is for a mistake.
+const MAX_SETUP: u64 = 16 * 1024 * 1024;
+
+/// Reads the set-up from an inherited descriptor.
+pub(crate) fn from_fd(number: &[u8]) -> Result<(), String> {
+    let text = String::from_utf8_lossy(number);
+    let fd = text.parse().map_err(|_| format!("{text:?} is no descriptor's number"))?;
+    let fd = sys::take_fd(fd).map_err(|error| name(&format!("the descriptor {fd}"), &error))?;
+    run(&mut File::from(fd))
+}
+
+/// Reads the set-up from a file.
+pub(crate) fn from_path(path: &Path) -> Result<(), String> {
+    let what = path.display().to_string();
+    run(&mut File::open(path).map_err(|error| name(&what, &error))?)
+}
+
+fn run(setup: &mut File) -> Result<(), String> {
+    sys::tame_allocator();
+    sys::block_signals();
+    open_stdio().map_err(|error| name("/dev/null", &error))?;
+    // Before anything else runs here: no other process may trace this one or read its memory.
+    process::set_dumpable_behavior(process::DumpableBehavior::NotDumpable)
+        .map_err(|error| name("PR_SET_DUMPABLE", &error.into()))?;
+    process::umask(Mode::WGRP | Mode::WOTH);
+    process::set_child_subreaper(Some(process::getpid()))
+        .map_err(|error| name("PR_SET_CHILD_SUBREAPER", &error.into()))?;
+
+    let mut text = Vec::new();
+    setup.take(MAX_SETUP).read_to_end(&mut text).map_err(|error| name("the set-up", &error))?;
+    let setup: Setup =
+        serde_json::from_slice(&text).map_err(|error| format!("the set-up: {error}"))?;
+    drop(text);
+
+    let oom = match setup.oom_fd {
+        Some(fd) => Some(sys::take_fd(fd).map_err(|error| name("the oom descriptor", &error))?),
+        None => None,
+    };
+    mounts::run(&setup.mounts)?;
+    let listener = listener(&setup)?;
+    let _ = std::env::set_current_dir("/");
+    harden::apply(Hardening {
+        drop_capabilities: setup.drop_capabilities,
+        filter_syscalls: setup.filter_syscalls,
+    })?;
+    let guest = Arc::new(Guest::new(setup, oom.map(File::from)));
+    serve(guest, listener).map_err(|error| name("the runtime", &error))
+}
+
+/// Nothing else may get the numbers 0 to 2, or a command's pipe would be taken for them.
+fn open_stdio() -> io::Result<()> {
+    loop {
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        let fd = OwnedFd::from(null);
+        if std::os::fd::AsRawFd::as_raw_fd(&fd) > 2 {
+            return Ok(());
+        }
+        std::mem::forget(fd);
+    }
+}
+
+fn listener(setup: &Setup) -> Result<UnixListener, String> {
+    let listener = match (setup.listen_fd, &setup.listen_path) {
+        (Some(fd), _) => {
+            let fd = sys::take_fd(fd)
+                .map_err(|error| name(&format!("the listening descriptor {fd}"), &error))?;
+            UnixListener::from(fd)
+        }
+        (None, Some(path)) => bind(path).map_err(|error| name(path, &error))?,
+        (None, None) => return Err("the set-up names nothing to listen on".to_owned()),
+    };
+    listener.set_nonblocking(true).map_err(|error| name("the listening socket", &error))?;
+    Ok(listener)
+}
+
+fn bind(path: &str) -> io::Result<UnixListener> {
+    // Nobody else may connect, not even between the two calls.
+    let before = process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = UnixListener::bind(path);
+    process::umask(before);
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    bound
+}
+
+fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async move {
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let signals = sys::signal_fd(&[libc::SIGCHLD, libc::SIGTERM])?;
+        let signals = AsyncFd::with_interest(signals, Interest::READABLE)?;
+        tokio::spawn(deadline::watch(Arc::clone(&guest)));
+        tokio::spawn(serve::listen(Arc::clone(&guest), listener));
+        loop {
+            let read = |fd: &OwnedFd| sys::read_signal(fd.as_fd());
+            match signals.async_io(Interest::READABLE, read).await? {
+                libc::SIGTERM => deadline::shut_down(&guest).await,
+                _ => reap(&guest),
+            }
+        }
+    })
+}
+
+/// Reaps all children that have ended: supervisors, and orphans where the guest is first.
+fn reap(guest: &Guest) {
+    while let Ok(Some(child)) = sys::wait_any(false) {
+        lock(&guest.supervisors).remove(&child.pid);
+    }
+}
+
+fn name(what: &str, error: &io::Error) -> String {
+    format!("{what}: {}", errno_text(error))
+}

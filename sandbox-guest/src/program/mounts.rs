@@ -1,0 +1,232 @@
+//! The set-up's steps towards the filesystem that the sandbox sees.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::Path,
+};
+
+use rustix::{
+    fs::{StatVfsMountFlags, statvfs},
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount,
+        mount_bind_recursive, mount_move, mount_remount, move_mount, unmount,
+    },
+    process::{chdir, pivot_root},
+};
+use sandbox_guest::MountStep;
+
+use super::{guest::errno_text, tree_remove};
+
+/// What `mount(2)` takes of options.
+const PAGE: usize = 4095;
+
+/// Does all steps; the error says which failed on what.
+pub(crate) fn run(steps: &[MountStep]) -> Result<(), String> {
+    steps.iter().try_for_each(step)
+}
+
+fn step(step: &MountStep) -> Result<(), String> {
+    let (what, result) = match step {
+        MountStep::Overlay { base, lower, upper, work, target } => {
+            return overlay(base, lower, upper, work, target);
+        }
+        MountStep::Move { from, to } => {
+            let done = make_mount_point(from, to).and_then(|()| Ok(mount_move(from, to)?));
+            (format!("move the mount {from} to {to}"), done)
+        }
+        MountStep::Bind { from, to, read_only } => {
+            let done = make_mount_point(from, to)
+                .and_then(|()| Ok(mount_bind_recursive(from, to)?))
+                .and_then(|()| if *read_only { make_read_only(to) } else { Ok(()) });
+            (format!("bind {from} to {to}"), done)
+        }
+        MountStep::Tmpfs { target, mode, size } => {
+            (format!("mount a tmpfs on {target}"), tmpfs(target, *mode, *size))
+        }
+        MountStep::Devpts { target } => {
+            (format!("mount a devpts on {target}"), devpts(target))
+        }
+        MountStep::Symlink { target, path } => {
+            (format!("make the symbolic link {path}"), symlink(target, path))
+        }
+        MountStep::File { path, contents } => {
+            (format!("write {path}"), fs::write(path, contents.as_slice()))
+        }
+        MountStep::Dir { path, mode } => (format!("make the directory {path}"), dir(path, *mode)),
+        MountStep::ReadOnly { target } => {
+            (format!("make {target} read-only"), make_read_only(target))
+        }
+        MountStep::Pivot { root } => (format!("make {root} the root"), pivot(root)),
+        _ => return Err("a step of the set-up is unknown to this release".to_owned()),
+    };
+    result.map_err(|error| format!("{what}: {}", errno_text(&error)))
+}
+
+fn overlay(
+    base: &str,
+    lower: &[String],
+    upper: &str,
+    work: &str,
+    target: &str,
+) -> Result<(), String> {
+    let failed = |what: &str, error: &io::Error| {
+        format!("mount an overlay on {target}: {what}: {}", errno_text(error))
+    };
+    chdir(base).map_err(|error| failed(base, &error.into()))?;
+    fs::create_dir_all(target).map_err(|error| failed(target, &error))?;
+    // A volatile overlay leaves this mark, which keeps the layer from being mounted again after a
+    // crash of the machine; an ordinary end of the sandbox leaves it too.
+    let mark = Path::new(work).join("work/incompat");
+    if mark.exists() {
+        tree_remove::remove(&mark)?;
+    }
+    let done = match mount_overlay(lower, upper, work, target, true) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            mount_overlay(lower, upper, work, target, false)
+        }
+        done => done,
+    };
+    done.map_err(|error| failed(&format!("{} layers and {upper}", lower.len()), &error))?;
+    chdir("/").map_err(|error| failed("/", &error.into()))?;
+    let flags = statvfs(target).map_err(|error| failed(target, &error.into()))?.f_flag;
+    if flags.contains(StatVfsMountFlags::RDONLY) {
+        return Err(format!(
+            "mount an overlay on {target}: it came up read-only, which the kernel does when it cannot \
+             use the work directory {work}: it and {upper} must be on one filesystem, which is no \
+             overlay itself and has user.* attributes"
+        ));
+    }
+    Ok(())
+}
+
+fn mount_overlay(
+    lower: &[String],
+    upper: &str,
+    work: &str,
+    target: &str,
+    volatile: bool,
+) -> io::Result<()> {
+    let options = overlay_options(lower, upper, work, volatile);
+    if options.len() <= PAGE {
+        let options = std::ffi::CString::new(options)?;
+        return Ok(mount("overlay", target, "overlay", MountFlags::empty(), options.as_c_str())?);
+    }
+    // More than a page: one option at a time, for kernels that can (6.5 and later).
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for layer in lower {
+        fsconfig_set_string(&context, "lowerdir+", layer.as_str()).map_err(|_| {
+            let layers = lower.len();
+            io::Error::other(format!("{layers} layers, which this kernel cannot mount at once"))
+        })?;
+    }
+    fsconfig_set_string(&context, "upperdir", upper)?;
+    fsconfig_set_string(&context, "workdir", work)?;
+    fsconfig_set_flag(&context, "userxattr")?;
+    if volatile {
+        fsconfig_set_flag(&context, "volatile")?;
+    }
+    fsconfig_create(&context)?;
+    let made = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(move_mount(&made, "", rustix::fs::CWD, target, flags)?)
+}
+
+fn overlay_options(lower: &[String], upper: &str, work: &str, volatile: bool) -> String {
+    let escape = |path: &str| path.replace('\\', "\\\\").replace(',', "\\,");
+    let lower: Vec<String> = lower.iter().map(|path| escape(path).replace(':', "\\:")).collect();
+    let end = if volatile { ",volatile" } else { "" };
+    format!(
+        "lowerdir={},upperdir={},workdir={},userxattr{end}",
+        lower.join(":"),
+        escape(upper),
+        escape(work),
+    )
+}
+
+/// Makes a directory or an empty file, as what will be mounted there is.
+fn make_mount_point(from: &str, to: &str) -> io::Result<()> {
+    if fs::symlink_metadata(to).is_ok() {
+        return Ok(());
+    }
+    if fs::metadata(from)?.is_dir() {
+        return fs::create_dir_all(to);
+    }
+    if let Some(parent) = Path::new(to).parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::File::create(to).map(drop)
+}
+
+/// Mount again with the flags that are there, which a user namespace may not clear, and read-only.
+fn make_read_only(target: &str) -> io::Result<()> {
+    let now = statvfs(target)?.f_flag;
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+    for (there, flag) in [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+    ] {
+        if now.contains(there) {
+            flags |= flag;
+        }
+    }
+    Ok(mount_remount(target, flags, c"")?)
+}
+
+fn tmpfs(target: &str, mode: u32, size: Option<u64>) -> io::Result<()> {
+    fs::create_dir_all(target)?;
+    let mut options = format!("mode={mode:o}");
+    if let Some(size) = size {
+        options += &format!(",size={size}");
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    let options = std::ffi::CString::new(options)?;
+    Ok(mount("tmpfs", target, "tmpfs", flags, options.as_c_str())?)
+}
+
+fn devpts(target: &str) -> io::Result<()> {
+    fs::create_dir_all(target)?;
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    let options = c"newinstance,ptmxmode=0666,mode=620";
+    Ok(mount("devpts", target, "devpts", flags, options)?)
+}
+
+fn symlink(target: &str, path: &str) -> io::Result<()> {
+    match std::os::unix::fs::symlink(target, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
+fn dir(path: &str, mode: u32) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    // The umask does not count here.
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+fn pivot(root: &str) -> io::Result<()> {
+    chdir(root)?;
+    // The old root comes to lie on the new one, where it is let go of.
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    Ok(chdir("/")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_characters_in_names_are_escaped() {
+        let lower = ["a:b".to_owned(), "c,d".to_owned()];
+        assert_eq!(
+            overlay_options(&lower, "up", "w\\k", true),
+            "lowerdir=a\\:b:c\\,d,upperdir=up,workdir=w\\\\k,userxattr,volatile"
+        );
+    }
+}

@@ -1,0 +1,192 @@
+//! Connections and their requests. A client may send what it likes: it can end only its own connection.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use sandbox_guest::{
+    Done, Failure, FailureKind, FileRequest, Hello, Request, Response, Welcome,
+    frame::{self, Frame},
+    mux::{self, Alive, Stream},
+    preamble,
+};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+};
+
+use super::{
+    attach, deadline, exec, files, freeze,
+    guest::{Deadlines, Guest, failure, lock},
+    transfer,
+};
+
+/// How many connections there may be at once.
+const MAX_CONNECTIONS: usize = 256;
+
+/// How long a client may take for its preamble.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the streams of one connection share.
+struct Connection {
+    guest: Arc<Guest>,
+    number: u64,
+    alive: Alive,
+    greeted: AtomicBool,
+}
+
+/// Serves everyone who connects, for ever.
+pub(crate) async fn listen(guest: Arc<Guest>, listener: UnixListener) {
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((socket, _)) => {
+                let guest = Arc::clone(&guest);
+                let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+                tokio::spawn(async move {
+                    let _ = connection(guest, number, socket).await;
+                    drop(place);
+                });
+            }
+            // Out of descriptors, most likely: some will come back.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn connection(guest: Arc<Guest>, number: u64, mut socket: UnixStream) -> io::Result<()> {
+    tokio::time::timeout(PATIENCE, preamble::exchange(&mut socket)).await??;
+    let mut incoming = mux::server(socket);
+    let greeted = AtomicBool::new(false);
+    let connection = Arc::new(Connection { guest, number, alive: incoming.alive(), greeted });
+    while let Some(stream) = incoming.accept().await {
+        let connection = Arc::clone(&connection);
+        tokio::spawn(async move {
+            let _ = connection.request(stream).await;
+        });
+    }
+    freeze::thaw_of(&connection.guest, number);
+    Ok(())
+}
+
+impl Connection {
+    async fn request(&self, mut stream: Stream) -> io::Result<()> {
+        let Some(Frame::Message(message)) = frame::read(&mut stream).await? else {
+            return Ok(());
+        };
+        self.guest.touch();
+        let request = match frame::decode(&message) {
+            Ok(request) => request,
+            Err(error) => {
+                let message = format!("the guest does not understand this request: {error}");
+                let failure = failure(FailureKind::Unsupported, message);
+                return answer(stream, Err(failure)).await;
+            }
+        };
+        drop(message);
+        if !self.greeted.load(Ordering::Relaxed) && !matches!(request, Request::Hello(_)) {
+            let failure = failure(FailureKind::Invalid, "the first request must be a greeting");
+            return answer(stream, Err(failure)).await;
+        }
+        self.handle(request, stream).await
+    }
+
+    async fn handle(&self, request: Request, stream: Stream) -> io::Result<()> {
+        let guest = &self.guest;
+        let result = match request {
+            Request::Hello(hello) => self.greet(&hello),
+            Request::Start(start) => {
+                return match exec::start(guest, start, stream, &self.alive).await {
+                    Ok(result) => result,
+                    Err((failure, stream)) => answer(stream, Err(failure)).await,
+                };
+            }
+            Request::Attach { process, stdout, stderr } => {
+                let found = lock(&guest.table).find(&process);
+                match found {
+                    Ok(process) => {
+                        let offsets = (stdout, stderr);
+                        return attach::serve(guest, process, stream, offsets, &self.alive).await;
+                    }
+                    Err(failure) => Err(failure),
+                }
+            }
+            Request::Signal { process, signal, tree } => {
+                exec::signal(guest, &process, signal, tree)
+            }
+            Request::Kill { process } => exec::kill(guest, &process).await,
+            Request::Processes => Ok(Response::Processes(lock(&guest.table).list())),
+            Request::Status => Ok(Response::Status(exec::status(guest))),
+            Request::Freeze => freeze::freeze(guest, self.number).await,
+            Request::Thaw => freeze::thaw(guest),
+            Request::File(file) => return self.file(file, stream).await,
+            Request::Deadline { expires_at, lease_until } => {
+                guest.deadlines.send_replace(Deadlines { expires_at, lease_until });
+                Ok(Response::Done(Done::default()))
+            }
+            Request::Shutdown => {
+                let sent = answer(stream, Ok(Response::Done(Done::default())));
+                let _ = tokio::time::timeout(Duration::from_secs(1), sent).await;
+                deadline::shut_down(guest).await
+            }
+            _ => {
+                let message = "the guest does not know this request";
+                Err(failure(FailureKind::Unsupported, message))
+            }
+        };
+        answer(stream, result).await
+    }
+
+    fn greet(&self, hello: &Hello) -> Result<Response, Failure> {
+        let guest = &self.guest;
+        if hello.instance != guest.instance {
+            let message = format!(
+                "this is the instance {:?}, not {:?}, which was meant",
+                guest.instance, hello.instance
+            );
+            return Err(failure(FailureKind::WrongInstance, message));
+        }
+        self.greeted.store(true, Ordering::Relaxed);
+        Ok(Response::Welcome(Welcome {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            instance: guest.instance.clone(),
+            arch: std::env::consts::ARCH.to_owned(),
+            workspace: guest.workspace.clone().into_bytes().into(),
+        }))
+    }
+
+    async fn file(&self, request: FileRequest, mut stream: Stream) -> io::Result<()> {
+        let guest = &self.guest;
+        let result = match request {
+            FileRequest::Read { path, offset, length } => {
+                transfer::read(guest, &path, offset, length, &mut stream).await?
+            }
+            FileRequest::Write { path, mode, append, parents } => {
+                let options = transfer::WriteOptions { mode, append, parents };
+                transfer::write(guest, &path, options, &mut stream).await?
+            }
+            FileRequest::List { path } => files::list(guest, &path, &mut stream).await?,
+            other => files::simple(guest, other).await,
+        };
+        answer(stream, result).await
+    }
+}
+
+/// Sends the last message of a stream, and waits for the client to close it: letting go before that
+/// would be a reset.
+async fn answer(mut stream: Stream, result: Result<Response, Failure>) -> io::Result<()> {
+    let response = result.unwrap_or_else(Response::Failed);
+    frame::write_message(&mut stream, &response).await?;
+    stream.shutdown().await?;
+    let rest = async { while frame::read(&mut stream).await?.is_some() {} io::Result::Ok(()) };
+    let _ = tokio::time::timeout(PATIENCE, rest).await;
+    Ok(())
+}
