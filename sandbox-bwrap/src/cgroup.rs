@@ -107,25 +107,23 @@ impl Available {
     }
 
     fn try_hierarchy(&mut self, hierarchy: &Hierarchy) {
-        let missing = |available: &Self| -> Vec<Controller> {
-            let mut wanted = Controller::ALL.to_vec();
-            wanted.retain(|c| !available.places.contains_key(c) && hierarchy.may_have(*c));
-            wanted
-        };
-        // The nearest first: the limits above the harness hold for its sandboxes too.
-        for parent in hierarchy.own.ancestors() {
-            let wanted = missing(self);
-            if wanted.is_empty() || !parent.starts_with(&hierarchy.mount) {
-                return;
+        let mut wanted = Controller::ALL.to_vec();
+        wanted.retain(|c| !self.places.contains_key(c) && hierarchy.may_have(*c));
+        // The nearest first: the limits above the harness hold for its sandboxes too. All controllers
+        // of a hierarchy come from one place, as a process is in one group of it.
+        let mut best: (&Path, Vec<Controller>) = (&hierarchy.own, Vec::new());
+        for parent in hierarchy.own.ancestors().take_while(|p| p.starts_with(&hierarchy.mount)) {
+            if best.1.len() == wanted.len() {
+                break;
             }
             match try_parent(parent, hierarchy.version, &wanted) {
-                Ok(found) => {
-                    for controller in found {
-                        self.places.insert(controller, (hierarchy.version, parent.to_owned()));
-                    }
-                }
+                Ok(found) if found.len() > best.1.len() => best = (parent, found),
+                Ok(_) => {}
                 Err(error) => self.tried.push(format!("{}: {error}", parent.display())),
             }
+        }
+        for controller in best.1 {
+            self.places.insert(controller, (hierarchy.version, best.0.to_owned()));
         }
     }
 

@@ -224,3 +224,15 @@ pub(crate) fn map_owners(mount: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io
     };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
+
+/// Takes a lease for reading on a file and gives it back: `WouldBlock` if somebody has it open for
+/// writing.
+pub(crate) fn try_lease(file: &File) -> io::Result<()> {
+    for lease in [libc::F_RDLCK, libc::F_UNLCK] {
+        // SAFETY: takes no pointers.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, lease) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

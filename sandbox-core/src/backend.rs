@@ -1,7 +1,7 @@
 //! What a backend has to do: make, freeze, copy and remove a place with the guest in it, and hand over a
 //! byte stream to that guest. Everything else is written once, in the core and the guest.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -153,6 +153,8 @@ pub struct Provision {
     pub expires_at: Option<Timestamp>,
     /// When it must end unless the lease has been renewed.
     pub lease_until: Option<Timestamp>,
+    /// After how long without a process and a request it must end.
+    pub idle_limit: Option<Duration>,
 }
 
 impl Provision {
@@ -172,6 +174,7 @@ impl Provision {
             from: None,
             expires_at: None,
             lease_until: None,
+            idle_limit: None,
         }
     }
 }
@@ -235,12 +238,7 @@ impl SnapshotRequest {
     /// A request.
     #[must_use]
     pub fn new(instance: Instance, snapshot: SnapshotId, idle: bool, successor: Provision) -> Self {
-        Self {
-            instance,
-            snapshot,
-            idle,
-            successor,
-        }
+        Self { instance, snapshot, idle, successor }
     }
 }
 
@@ -274,20 +272,12 @@ pub struct SnapshotData {
 ///
 /// `Unavailable` if neither variable is set.
 pub fn default_state_dir() -> Result<PathBuf> {
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|p| p.is_absolute())
-    };
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     absolute("XDG_STATE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
         .map(|state| state.join("sandboxer"))
         .ok_or_else(|| {
             let message = "neither XDG_STATE_HOME nor HOME is set; name a state directory";
-            crate::Error::new(
-                crate::ErrorKind::Unavailable,
-                "find the state directory",
-                message,
-            )
+            crate::Error::new(crate::ErrorKind::Unavailable, "find the state directory", message)
         })
 }

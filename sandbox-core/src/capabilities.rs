@@ -74,40 +74,26 @@ pub enum Level {
 impl Capabilities {
     /// Nothing yet.
     pub fn new(backend: BackendId, version: impl Into<String>) -> Self {
-        Self {
-            backend,
-            version: version.into(),
-            features: BTreeMap::new(),
-        }
+        Self { backend, version: version.into(), features: BTreeMap::new() }
     }
 
     /// The same, with one feature more.
     #[must_use]
     pub fn with(mut self, feature: Feature, level: Level, evidence: impl Into<String>) -> Self {
-        self.features.insert(
-            feature,
-            Support {
-                level,
-                evidence: evidence.into(),
-            },
-        );
+        self.features.insert(feature, Support { level, evidence: evidence.into() });
         self
     }
 
     /// How far a feature is supported; one that nobody looked into is not.
     #[must_use]
     pub fn level(&self, feature: Feature) -> Level {
-        self.features
-            .get(&feature)
-            .map_or(Level::None, |support| support.level)
+        self.features.get(&feature).map_or(Level::None, |support| support.level)
     }
 
     /// Why a feature is (not) supported.
     #[must_use]
     pub fn evidence(&self, feature: Feature) -> &str {
-        self.features
-            .get(&feature)
-            .map_or("never tried", |support| &support.evidence)
+        self.features.get(&feature).map_or("never tried", |support| &support.evidence)
     }
 }
 

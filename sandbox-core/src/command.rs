@@ -89,16 +89,14 @@ impl Command {
     /// More arguments.
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
-        self.args
-            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
     /// Set an environment variable. It is passed to this process alone and is not in the history.
     #[must_use]
     pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.env
-            .push((key.as_ref().to_owned(), value.as_ref().to_owned()));
+        self.env.push((key.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
@@ -188,48 +186,27 @@ impl Command {
         let words = std::iter::once(&self.program).chain(&self.args);
         let pairs = self.env.iter().flat_map(|(key, value)| [key, value]);
         if let Some(bad) = words.chain(pairs).find(|word| word.as_bytes().contains(&0)) {
-            return Err(invalid(format!(
-                "{bad:?} has a NUL byte, which no argument can"
-            )));
+            return Err(invalid(format!("{bad:?} has a NUL byte, which no argument can")));
         }
-        if let Some((bad, _)) = self
-            .env
-            .iter()
-            .find(|(key, _)| key.is_empty() || key.as_bytes().contains(&b'='))
+        if let Some((bad, _)) =
+            self.env.iter().find(|(key, _)| key.is_empty() || key.as_bytes().contains(&b'='))
         {
-            return Err(invalid(format!(
-                "{bad:?} cannot be an environment variable"
-            )));
+            return Err(invalid(format!("{bad:?} cannot be an environment variable")));
         }
-        if self
-            .pty
-            .is_some_and(|size| size.rows == 0 || size.cols == 0)
-        {
-            return Err(invalid(
-                "a terminal has at least one row and one column".into(),
-            ));
+        if self.pty.is_some_and(|size| size.rows == 0 || size.cols == 0) {
+            return Err(invalid("a terminal has at least one row and one column".into()));
         }
         let bytes = |text: &OsString| Bytes::from(text.as_bytes().to_vec());
         Ok(Start {
             id: id.to_string(),
             program: bytes(&self.program),
             args: self.args.iter().map(bytes).collect(),
-            env: self
-                .env
-                .iter()
-                .map(|(key, value)| (bytes(key), bytes(value)))
-                .collect(),
+            env: self.env.iter().map(|(key, value)| (bytes(key), bytes(value))).collect(),
             env_clear: self.env_clear,
-            cwd: self
-                .cwd
-                .as_ref()
-                .map(|cwd| bytes(&cwd.clone().into_os_string())),
+            cwd: self.cwd.as_ref().map(|cwd| bytes(&cwd.clone().into_os_string())),
             user: self.user.clone(),
             stdin: !matches!(self.stdin, Stdin::Null),
-            pty: self.pty.map(|size| PtySize {
-                rows: size.rows,
-                cols: size.cols,
-            }),
+            pty: self.pty.map(|size| PtySize { rows: size.rows, cols: size.cols }),
             output: Output::Stream,
             timeout_ms: self
                 .timeout
@@ -250,10 +227,7 @@ mod tests {
             (Command::new(""), "name is empty"),
             (Command::new("x").arg("a\0b"), "NUL byte"),
             (Command::new("x").env("A=B", "c"), "environment variable"),
-            (
-                Command::new("x").pty(TerminalSize { rows: 0, cols: 80 }),
-                "at least one row",
-            ),
+            (Command::new("x").pty(TerminalSize { rows: 0, cols: 80 }), "at least one row"),
         ] {
             let error = command.to_start(&id).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidSpec);
@@ -263,15 +237,9 @@ mod tests {
 
     #[test]
     fn arguments_are_passed_as_they_are() {
-        let start = Command::new("-x")
-            .args(["", "a b", "$HOME", "'\n\""])
-            .to_start(&ProcessId::new());
-        let args: Vec<Vec<u8>> = start
-            .unwrap()
-            .args
-            .into_iter()
-            .map(Bytes::into_vec)
-            .collect();
+        let start =
+            Command::new("-x").args(["", "a b", "$HOME", "'\n\""]).to_start(&ProcessId::new());
+        let args: Vec<Vec<u8>> = start.unwrap().args.into_iter().map(Bytes::into_vec).collect();
         assert_eq!(args, [&b""[..], b"a b", b"$HOME", b"'\n\""]);
     }
 }

@@ -175,22 +175,16 @@ impl Error {
     /// Whether the same call may succeed a little later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        self.0.retryable.unwrap_or(matches!(
-            self.0.kind,
-            ErrorKind::Unavailable | ErrorKind::Timeout
-        ))
+        self.0
+            .retryable
+            .unwrap_or(matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Timeout))
     }
 
     /// With [`ErrorKind::EventDelivery`]: what the call would have returned. It can be taken once; asking
     /// for another type leaves it.
     #[must_use]
     pub fn take_outcome<T: Any>(&self) -> Option<T> {
-        let mut slot = self
-            .0
-            .outcome
-            .as_ref()?
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.0.outcome.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         match slot.take()?.downcast::<T>() {
             Ok(outcome) => Some(*outcome),
             Err(other) => {
@@ -246,10 +240,7 @@ mod tests {
         let error = Error::io("snapshot", "/var/x", cause)
             .with_sandbox(&id)
             .with_backend(&BackendId::new("bwrap"));
-        assert_eq!(
-            error.to_string(),
-            format!("snapshot of {id} (bwrap): /var/x: disk on fire")
-        );
+        assert_eq!(error.to_string(), format!("snapshot of {id} (bwrap): /var/x: disk on fire"));
         assert!(!error.is_retryable());
         assert!(error.source().is_some());
     }

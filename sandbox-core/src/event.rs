@@ -83,6 +83,9 @@ pub enum Known {
         generation: u32,
         /// How someone else gets in.
         reachability: Option<Reachability>,
+        /// When it ends by itself.
+        #[serde(default)]
+        expires_at: Option<Timestamp>,
     },
     /// It is about to be stopped.
     StopRequested,
@@ -178,6 +181,16 @@ pub enum Known {
         /// To what; what is not UTF-8 is replaced.
         path: String,
     },
+    /// It ends by itself later than it would have.
+    TtlExtended {
+        /// Then.
+        expires_at: Timestamp,
+    },
+    /// Its time was over, and it has ended by itself; what it leaves is to be removed.
+    Expired {
+        /// Which time: its TTL, its idle limit or its lease.
+        reason: String,
+    },
     /// The instance is gone, and nobody asked for that.
     Lost {
         /// What was seen.
@@ -190,6 +203,9 @@ pub enum Known {
         /// The instance from now on, if it is another one.
         #[serde(default)]
         instance: Option<Instance>,
+        /// The snapshot that its filesystem came from, if it is another one and came from one.
+        #[serde(default)]
+        snapshot: Option<SnapshotId>,
         /// The how-manieth generation.
         generation: u32,
     },
@@ -250,9 +266,7 @@ impl<'de> Deserialize<'de> for EventKind {
         };
         if KNOWN.contains(&kind) {
             // A known kind that does not fit is damage, not the future.
-            Known::deserialize(&value)
-                .map(Self::Known)
-                .map_err(D::Error::custom)
+            Known::deserialize(&value).map(Self::Known).map_err(D::Error::custom)
         } else {
             Ok(Self::Unknown(value))
         }
@@ -285,6 +299,8 @@ const KNOWN: &[&str] = &[
     "process_started",
     "process_exited",
     "file_operation",
+    "ttl_extended",
+    "expired",
     "lost",
     "recovered",
     "destroying",
@@ -315,10 +331,7 @@ mod tests {
         assert_eq!(json["kind"], "destroyed");
         assert_eq!(json["turn"], "t1");
         assert_eq!(json["consumer"]["actor"], "agt");
-        assert_eq!(
-            serde_json::from_value::<SandboxEvent>(json).unwrap(),
-            destroyed
-        );
+        assert_eq!(serde_json::from_value::<SandboxEvent>(json).unwrap(), destroyed);
         assert_eq!(destroyed.name(), "destroyed");
     }
 

@@ -87,40 +87,24 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
             let _ = done.send(Some(result));
         }
     });
-    let handle = Process {
-        id: process,
-        pid,
-        stdin,
-        control,
-        chunks,
-        ended,
-        limit,
-    };
+    let handle = Process { id: process, pid, stdin, control, chunks, ended, limit };
     call.deliver().await;
     call.finish(Ok(handle))
 }
 
 fn started(process: &ProcessId, command: &Command) -> Known {
-    Known::ProcessStarted {
-        process: process.clone(),
-        argv: command.argv(),
-        detached: false,
-    }
+    Known::ProcessStarted { process: process.clone(), argv: command.argv(), detached: false }
 }
 
 fn exited(process: &ProcessId, ended: &Result<Ended>) -> Known {
     let process = process.clone();
     match ended {
-        Ok(ended) => Known::ProcessExited {
-            process,
-            outcome: Some(ended.outcome.clone()),
-            error: None,
-        },
-        Err(error) => Known::ProcessExited {
-            process,
-            outcome: None,
-            error: Some(error.to_string()),
-        },
+        Ok(ended) => {
+            Known::ProcessExited { process, outcome: Some(ended.outcome.clone()), error: None }
+        }
+        Err(error) => {
+            Known::ProcessExited { process, outcome: None, error: Some(error.to_string()) }
+        }
     }
 }
 
@@ -141,17 +125,11 @@ impl Ended {
             ExitStatus::OutOfMemory => Outcome::OutOfMemory,
             _ => Outcome::Lost("how it ended cannot be known: its supervisor was killed".into()),
         };
-        Self {
-            outcome,
-            exit: Some(exit),
-        }
+        Self { outcome, exit: Some(exit) }
     }
 
     fn lost(reason: String) -> Self {
-        Self {
-            outcome: Outcome::Lost(reason),
-            exit: None,
-        }
+        Self { outcome: Outcome::Lost(reason), exit: None }
     }
 
     fn into_run(self, process: ProcessId, captured: Captures) -> Run {
@@ -183,10 +161,7 @@ struct Captures {
 
 impl Captures {
     fn new(limit: usize) -> Self {
-        Self {
-            stdout: Capture::new(limit),
-            stderr: Capture::new(limit),
-        }
+        Self { stdout: Capture::new(limit), stderr: Capture::new(limit) }
     }
 
     fn push(&mut self, chunk: &Chunk) {
@@ -232,12 +207,7 @@ impl Session {
             let link = recorder.shared.link(&recorder.inner).await?;
             match Attachment::start(&link, start.clone()).await {
                 Ok(attachment) => {
-                    return Ok(Self {
-                        recorder,
-                        process,
-                        attachment,
-                        input,
-                    });
+                    return Ok(Self { recorder, process, attachment, input });
                 }
                 // Frozen, or replaced while we asked: the same id starts nothing twice.
                 Err(error) if error.is_retryable() && tokio::time::Instant::now() < deadline => {
@@ -367,11 +337,7 @@ impl Drop for Guard {
                 }
                 Err(error) => (None, Some(format!("it could not be killed: {error}"))),
             };
-            let exited = Known::ProcessExited {
-                process,
-                outcome,
-                error,
-            };
+            let exited = Known::ProcessExited { process, outcome, error };
             if let Err(error) = recorder.record(exited).await {
                 tracing::warn!(%error, "a process's end could not be recorded");
             }
@@ -380,12 +346,7 @@ impl Drop for Guard {
 }
 
 async fn kill(link: &Link, process: &ProcessId) -> Result<()> {
-    match link
-        .call(Request::Kill {
-            process: process.to_string(),
-        })
-        .await
-    {
+    match link.call(Request::Kill { process: process.to_string() }).await {
         // It never started, or has been forgotten since it ended.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         answered => answered.map(drop),
@@ -472,10 +433,7 @@ impl Process {
             let message = "a terminal has at least one row and one column";
             return Err(Error::new(ErrorKind::InvalidSpec, "resize", message));
         }
-        let size = PtySize {
-            rows: size.rows,
-            cols: size.cols,
-        };
+        let size = PtySize { rows: size.rows, cols: size.cols };
         self.control.message(&Input::Resize(size)).await
     }
 

@@ -91,16 +91,10 @@ impl Files {
     pub async fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let path = path.as_ref();
         let link = self.shared.link(&self.inner).await?;
-        let request = FileRequest::Read {
-            path: wire(path),
-            offset: 0,
-            length: Some(READ_LIMIT + 1),
-        };
+        let request =
+            FileRequest::Read { path: wire(path), offset: 0, length: Some(READ_LIMIT + 1) };
         let mut stream = link.open(Request::File(request)).await?;
-        let info = match guest::response(&mut stream)
-            .await
-            .map_err(|e| self.about(e))?
-        {
+        let info = match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
             Response::File(info) => info,
             other => return Err(guest::unexpected(&other)),
         };
@@ -135,8 +129,7 @@ impl Files {
         contents: impl AsRef<[u8]>,
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
-        self.put("write", path.as_ref(), contents.as_ref(), false, sink)
-            .await
+        self.put("write", path.as_ref(), contents.as_ref(), false, sink).await
     }
 
     /// Adds to a file's end; makes the file where it is missing.
@@ -150,8 +143,7 @@ impl Files {
         contents: impl AsRef<[u8]>,
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
-        self.put("append", path.as_ref(), contents.as_ref(), true, sink)
-            .await
+        self.put("append", path.as_ref(), contents.as_ref(), true, sink).await
     }
 
     /// Metadata, links followed.
@@ -179,16 +171,11 @@ impl Files {
     /// `NotFound`, `PermissionDenied`, `Conflict` if it is no directory.
     pub async fn list(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
         let link = self.shared.link(&self.inner).await?;
-        let request = FileRequest::List {
-            path: wire(path.as_ref()),
-        };
+        let request = FileRequest::List { path: wire(path.as_ref()) };
         let mut stream = link.open(Request::File(request)).await?;
         let mut entries = Vec::new();
         loop {
-            match guest::response(&mut stream)
-                .await
-                .map_err(|e| self.about(e))?
-            {
+            match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
                 Response::Entries(some) => {
                     entries.extend(some.into_iter().map(|Entry { name, info }| DirEntry {
                         name: OsString::from_vec(name.into_vec()),
@@ -214,11 +201,7 @@ impl Files {
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
         let path = path.as_ref();
-        let request = FileRequest::MakeDir {
-            path: wire(path),
-            parents: true,
-            mode: None,
-        };
+        let request = FileRequest::MakeDir { path: wire(path), parents: true, mode: None };
         self.change("create_dir_all", path, request, sink).await
     }
 
@@ -229,10 +212,7 @@ impl Files {
     /// `NotFound`, `PermissionDenied`; a directory that is not empty is refused.
     pub async fn remove(&self, path: impl AsRef<Path>, sink: &dyn TurnEventSink) -> Result<()> {
         let path = path.as_ref();
-        let request = FileRequest::Remove {
-            path: wire(path),
-            recursive: false,
-        };
+        let request = FileRequest::Remove { path: wire(path), recursive: false };
         self.change("remove", path, request, sink).await
     }
 
@@ -243,10 +223,7 @@ impl Files {
     /// `NotFound`, `PermissionDenied`.
     pub async fn remove_all(&self, path: impl AsRef<Path>, sink: &dyn TurnEventSink) -> Result<()> {
         let path = path.as_ref();
-        let request = FileRequest::Remove {
-            path: wire(path),
-            recursive: true,
-        };
+        let request = FileRequest::Remove { path: wire(path), recursive: true };
         self.change("remove_all", path, request, sink).await
     }
 
@@ -261,10 +238,7 @@ impl Files {
         to: impl AsRef<Path>,
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
-        let request = FileRequest::Rename {
-            from: wire(from.as_ref()),
-            to: wire(to.as_ref()),
-        };
+        let request = FileRequest::Rename { from: wire(from.as_ref()), to: wire(to.as_ref()) };
         self.change("rename", from.as_ref(), request, sink).await
     }
 
@@ -280,10 +254,7 @@ impl Files {
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
         let path = path.as_ref();
-        let request = FileRequest::Symlink {
-            target: wire(target.as_ref()),
-            path: wire(path),
-        };
+        let request = FileRequest::Symlink { target: wire(target.as_ref()), path: wire(path) };
         self.change("symlink", path, request, sink).await
     }
 
@@ -299,10 +270,7 @@ impl Files {
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
         let path = path.as_ref();
-        let request = FileRequest::SetMode {
-            path: wire(path),
-            mode,
-        };
+        let request = FileRequest::SetMode { path: wire(path), mode };
         self.change("set_mode", path, request, sink).await
     }
 
@@ -315,12 +283,7 @@ impl Files {
         sink: &dyn TurnEventSink,
     ) -> Result<()> {
         let (call, link) = self.begin(operation, path, sink).await?;
-        let request = FileRequest::Write {
-            path: wire(path),
-            mode: None,
-            append,
-            parents: true,
-        };
+        let request = FileRequest::Write { path: wire(path), mode: None, append, parents: true };
         call.finish(send_file(&link, request, contents).await)
     }
 
@@ -360,15 +323,8 @@ impl Files {
 
     async fn stat(&self, path: &Path, follow: bool) -> Result<Metadata> {
         let link = self.shared.link(&self.inner).await?;
-        let request = FileRequest::Stat {
-            path: wire(path),
-            follow,
-        };
-        match link
-            .call(Request::File(request))
-            .await
-            .map_err(|e| self.about(e))?
-        {
+        let request = FileRequest::Stat { path: wire(path), follow };
+        match link.call(Request::File(request)).await.map_err(|e| self.about(e))? {
             Response::File(info) => Ok(metadata(info)),
             other => Err(guest::unexpected(&other)),
         }
@@ -405,11 +361,7 @@ fn decode(payload: &[u8]) -> Result<Response> {
 }
 
 fn protocol(what: &str) -> Error {
-    Error::new(
-        ErrorKind::Guest,
-        "file operation",
-        format!("the guest sent {what}"),
-    )
+    Error::new(ErrorKind::Guest, "file operation", format!("the guest sent {what}"))
 }
 
 fn wire(path: &Path) -> Bytes {
@@ -429,8 +381,6 @@ fn metadata(info: FileInfo) -> Metadata {
         uid: info.uid,
         gid: info.gid,
         modified: Timestamp::from_millisecond(info.modified_ms).unwrap_or(Timestamp::UNIX_EPOCH),
-        target: info
-            .target
-            .map(|target| PathBuf::from(OsString::from_vec(target.into_vec()))),
+        target: info.target.map(|target| PathBuf::from(OsString::from_vec(target.into_vec()))),
     }
 }

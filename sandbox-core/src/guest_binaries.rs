@@ -49,9 +49,7 @@ impl GuestBinaries {
     /// None at all.
     #[must_use]
     pub fn none() -> Self {
-        Self {
-            by_arch: BTreeMap::new(),
-        }
+        Self { by_arch: BTreeMap::new() }
     }
 
     /// The same, and those of a folder, which win.
@@ -65,10 +63,7 @@ impl GuestBinaries {
         for entry in std::fs::read_dir(dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
-            if let Some(arch) = name
-                .to_str()
-                .and_then(|name| name.strip_prefix("sandbox-guest-"))
-            {
+            if let Some(arch) = name.to_str().and_then(|name| name.strip_prefix("sandbox-guest-")) {
                 let bytes = std::fs::read(entry.path()).map_err(failed)?;
                 self.add(arch, bytes.into())?;
             }
@@ -99,25 +94,12 @@ impl GuestBinaries {
         if actual.is_some_and(|actual| actual != arch) || actual.is_none() {
             let message = format!(
                 "the guest program for {arch} is {}; build sandbox-guest for {arch}",
-                actual.map_or("no ELF program that is known".into(), |a| format!(
-                    "one for {a}"
-                )),
+                actual.map_or("no ELF program that is known".into(), |a| format!("one for {a}")),
             );
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "find guest programs",
-                message,
-            ));
+            return Err(Error::new(ErrorKind::Unsupported, "find guest programs", message));
         }
-        let checksum = Sha256::digest(&bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let binary = GuestBinary {
-            arch: arch.to_owned(),
-            bytes,
-            checksum,
-        };
+        let checksum = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let binary = GuestBinary { arch: arch.to_owned(), bytes, checksum };
         self.by_arch.insert(arch.to_owned(), Arc::new(binary));
         Ok(())
     }
@@ -139,13 +121,7 @@ impl GuestBinary {
 
 impl std::fmt::Debug for GuestBinary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "GuestBinary({}, {} bytes, {})",
-            self.arch,
-            self.bytes.len(),
-            self.checksum
-        )
+        write!(f, "GuestBinary({}, {} bytes, {})", self.arch, self.bytes.len(), self.checksum)
     }
 }
 
@@ -180,11 +156,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("sandbox-guest-aarch64"), elf(62)).unwrap();
         let error = GuestBinaries::none().with_dir(dir.path()).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("the guest program for aarch64 is one for x86_64")
-        );
+        assert!(error.to_string().contains("the guest program for aarch64 is one for x86_64"));
     }
 
     #[test]
@@ -195,9 +167,6 @@ mod tests {
         assert_eq!(binaries.get("aarch64").unwrap().checksum().len(), 64);
         let error = binaries.get("riscv64").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(
-            error.to_string().contains("sandbox-guest-riscv64"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("sandbox-guest-riscv64"), "{error}");
     }
 }

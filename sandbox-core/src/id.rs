@@ -152,9 +152,7 @@ impl FromStr for Name {
         if !text.starts_with(|c: char| c.is_ascii_alphanumeric()) {
             return refuse("it begins with something else".into());
         }
-        if let Some(bad) = text
-            .chars()
-            .find(|c| !(c.is_ascii_alphanumeric() || "-_.".contains(*c)))
+        if let Some(bad) = text.chars().find(|c| !(c.is_ascii_alphanumeric() || "-_.".contains(*c)))
         {
             return refuse(format!("{bad:?} is in it"));
         }

@@ -35,10 +35,15 @@ pub use id::{
 };
 pub use info::{SandboxInfo, WORKSPACE};
 pub use journal::{Draft, FileJournal, HeldLock, Journal, JournalLock, MemoryJournal};
-pub use manager::{ManagerBuilder, SandboxManager};
+pub use manager::{
+    Leftover, LeftoverKind, ManagerBuilder, ReapPolicy, Retention, SandboxManager, Watch,
+};
 pub use outcome::{Captured, Outcome, Run};
 pub use reachability::{LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
 pub use sandbox::Sandbox;
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
-pub use spec::{Access, Actor, Consumer, CreateSandbox, Limits, Mount, Network, Root, SandboxSpec};
+pub use spec::{
+    Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
+    SandboxSpec,
+};

@@ -87,8 +87,7 @@ impl Captured {
     /// How many bytes are missing.
     #[must_use]
     pub fn missing(&self) -> u64 {
-        self.total
-            .saturating_sub((self.head.len() + self.tail.len()) as u64)
+        self.total.saturating_sub((self.head.len() + self.tail.len()) as u64)
     }
 
     /// As text, for people: what is not UTF-8 is replaced, and a gap is told.
@@ -100,10 +99,7 @@ impl Captured {
         }
         let tail = String::from_utf8_lossy(&self.tail);
         if self.is_cut() {
-            Cow::Owned(format!(
-                "{head}\n[… {} bytes left out …]\n{tail}",
-                self.missing()
-            ))
+            Cow::Owned(format!("{head}\n[… {} bytes left out …]\n{tail}", self.missing()))
         } else {
             Cow::Owned(format!("{head}{tail}"))
         }
@@ -145,11 +141,7 @@ impl Capture {
     }
 
     pub(crate) fn finish(self) -> Captured {
-        let mut captured = Captured {
-            head: self.head,
-            tail: self.tail.into(),
-            total: self.total,
-        };
+        let mut captured = Captured { head: self.head, tail: self.tail.into(), total: self.total };
         if !captured.is_cut() {
             captured.head.append(&mut captured.tail);
         }

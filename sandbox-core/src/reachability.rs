@@ -49,12 +49,7 @@ pub struct ReachabilityReport {
 impl LocalReach {
     /// Through this process, into this workspace.
     pub fn new(pid: u32, workspace_dir: impl Into<PathBuf>) -> Self {
-        Self {
-            pid,
-            workspace_dir: workspace_dir.into(),
-            run_as: None,
-            enter_program: None,
-        }
+        Self { pid, workspace_dir: workspace_dir.into(), run_as: None, enter_program: None }
     }
 }
 

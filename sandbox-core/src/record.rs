@@ -23,6 +23,8 @@ pub enum SandboxState {
     Paused,
     /// Its processes have ended; its files are there.
     Stopped,
+    /// Its time was over, and it has ended by itself.
+    Expired,
     /// Its instance is gone, and nobody asked for that.
     Lost,
     /// It could not be made.
@@ -59,6 +61,7 @@ pub(crate) struct Record {
     pub(crate) created_at: Timestamp,
     pub(crate) updated_at: Timestamp,
     pub(crate) ready_at: Option<Timestamp>,
+    pub(crate) expires_at: Option<Timestamp>,
     /// What was begun and is not known to have ended.
     pub(crate) open: Option<Intent>,
 }
@@ -84,23 +87,11 @@ pub struct Snapshot {
 /// What was begun.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Intent {
-    Provision {
-        backend: BackendId,
-        instance: InstanceId,
-        generation: u32,
-    },
+    Provision { backend: BackendId, instance: InstanceId },
     Stop,
     Start,
-    Snapshot {
-        snapshot: SnapshotId,
-        label: String,
-        successor: InstanceId,
-    },
-    Rewind {
-        snapshot: SnapshotId,
-        instance: InstanceId,
-        generation: u32,
-    },
+    Snapshot { snapshot: SnapshotId, label: String, successor: InstanceId },
+    Rewind { snapshot: SnapshotId, instance: InstanceId },
     Destroy,
 }
 
@@ -127,6 +118,7 @@ impl Record {
             created_at: first.at,
             updated_at: first.at,
             ready_at: None,
+            expires_at: None,
             open: None,
         };
         record.apply_all(rest);
@@ -151,26 +143,23 @@ impl Record {
             | Known::ProcessStarted { .. }
             | Known::ProcessExited { .. }
             | Known::FileOperation { .. } => {}
-            Known::Provisioning {
-                backend,
-                instance,
-                generation,
-            } => {
-                self.state = SandboxState::Provisioning;
-                self.backend = Some(backend.clone());
+            Known::Provisioning { backend, instance, .. } => {
+                // A sandbox that is recreated goes on as it was until the new instance answers.
+                if self.instance.is_none() {
+                    self.state = SandboxState::Provisioning;
+                    self.backend = Some(backend.clone());
+                }
                 self.open = Some(Intent::Provision {
                     backend: backend.clone(),
                     instance: instance.clone(),
-                    generation: *generation,
                 });
             }
-            Known::Ready {
-                instance,
-                generation,
-                ..
-            } => {
+            Known::Ready { instance, generation, expires_at, .. } => {
                 self.runs(instance, *generation);
-                self.ready_at = Some(event.at);
+                // A first instance may come from another sandbox's snapshot; a later one is fresh.
+                self.based_on = self.based_on.take().filter(|_| *generation == 1);
+                self.ready_at.get_or_insert(event.at);
+                self.expires_at = *expires_at;
             }
             Known::StopRequested => self.open = Some(Intent::Stop),
             Known::Stopped => {
@@ -181,24 +170,14 @@ impl Record {
             Known::Started { instance } => self.runs(instance, self.generation),
             Known::Paused => self.state = SandboxState::Paused,
             Known::Resumed => self.state = SandboxState::Ready,
-            Known::SnapshotRequested {
-                snapshot,
-                label,
-                successor,
-            } => {
+            Known::SnapshotRequested { snapshot, label, successor } => {
                 self.open = Some(Intent::Snapshot {
                     snapshot: snapshot.clone(),
                     label: label.clone(),
                     successor: successor.clone(),
                 });
             }
-            Known::Snapshotted {
-                snapshot,
-                label,
-                parent,
-                data,
-                instance,
-            } => {
+            Known::Snapshotted { snapshot, label, parent, data, instance } => {
                 self.open = None;
                 self.snapshots.push(Snapshot {
                     id: snapshot.clone(),
@@ -216,22 +195,16 @@ impl Record {
             Known::SnapshotDeleted { snapshot } => {
                 self.snapshots.retain(|kept| kept.id != *snapshot);
             }
-            Known::RewindRequested {
-                snapshot,
-                instance,
-                generation,
-            } => {
-                self.open = Some(Intent::Rewind {
-                    snapshot: snapshot.clone(),
-                    instance: instance.clone(),
-                    generation: *generation,
-                });
+            Known::RewindRequested { snapshot, instance, .. } => {
+                self.open =
+                    Some(Intent::Rewind { snapshot: snapshot.clone(), instance: instance.clone() });
             }
-            Known::Rewound {
-                snapshot,
-                instance,
-                generation,
-            } => {
+            Known::TtlExtended { expires_at } => self.expires_at = Some(*expires_at),
+            Known::Expired { .. } => {
+                self.state = SandboxState::Expired;
+                self.open = None;
+            }
+            Known::Rewound { snapshot, instance, generation } => {
                 self.runs(instance, *generation);
                 self.based_on = Some(snapshot.clone());
             }
@@ -239,14 +212,11 @@ impl Record {
                 self.state = SandboxState::Lost;
                 self.open = None;
             }
-            Known::Recovered {
-                instance,
-                generation,
-                ..
-            } => {
+            Known::Recovered { instance, snapshot, generation, .. } => {
                 self.open = None;
                 if let Some(instance) = instance {
                     self.runs(instance, *generation);
+                    self.based_on = snapshot.clone();
                 }
             }
             Known::Destroying => {
@@ -255,6 +225,7 @@ impl Record {
             }
             Known::Destroyed => {
                 self.state = SandboxState::Destroyed;
+                self.snapshots.clear();
                 self.instance = None;
                 self.open = None;
             }

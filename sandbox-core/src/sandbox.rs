@@ -1,10 +1,12 @@
 //! The handle to a sandbox.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
 
 use crate::{
-    Command, Consumer, Files, Process, Reachability, Result, Run, SandboxId, SandboxInfo, Snapshot,
-    SnapshotId, TurnEventSink, exec,
+    Command, Consumer, Files, Process, Reachability, Result, Retention, Run, SandboxId,
+    SandboxInfo, Snapshot, SnapshotId, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
 };
@@ -81,8 +83,7 @@ impl Sandbox {
         sink: &dyn TurnEventSink,
     ) -> Result<Snapshot> {
         let label = label.into();
-        self.change(sink, |recorder| crate::manager::snapshot(recorder, label))
-            .await
+        self.change(sink, |recorder| crate::manager::snapshot(recorder, label)).await
     }
 
     /// Its snapshots, oldest first. Each names its parent: they form a tree.
@@ -103,8 +104,63 @@ impl Sandbox {
     /// was, and the history says so.
     pub async fn rewind(&self, snapshot: &SnapshotId, sink: &dyn TurnEventSink) -> Result<()> {
         let snapshot = snapshot.clone();
-        self.change(sink, |recorder| crate::manager::rewind(recorder, snapshot))
-            .await
+        self.change(sink, |recorder| crate::manager::rewind(recorder, snapshot)).await
+    }
+
+    /// Removes one of its snapshots. What other snapshots and sandboxes build on stays usable.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it has no such snapshot; `Conflict` if it runs from it.
+    pub async fn delete_snapshot(
+        &self,
+        snapshot: &SnapshotId,
+        sink: &dyn TurnEventSink,
+    ) -> Result<()> {
+        let snapshot = snapshot.clone();
+        self.change(sink, |recorder| crate::manager::delete(recorder, snapshot)).await
+    }
+
+    /// Removes the snapshots that a policy does not keep, and returns their ids.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says; what was removed until then is in the history.
+    pub async fn prune_snapshots(
+        &self,
+        policy: Retention,
+        sink: &dyn TurnEventSink,
+    ) -> Result<Vec<SnapshotId>> {
+        self.change(sink, |recorder| crate::manager::prune(recorder, policy)).await
+    }
+
+    /// Gives it a fresh filesystem, as at first: the same id and name, a new instance, its snapshots
+    /// kept. The new instance answers before the old one is removed.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says; the sandbox is then as it was.
+    pub async fn recreate(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::recreate).await
+    }
+
+    /// Lets it end so much later than it would have, and returns when that is.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it has no TTL; `LimitExceeded` past its maximum, and then nothing is changed.
+    pub async fn extend_ttl(&self, by: Duration, sink: &dyn TurnEventSink) -> Result<Timestamp> {
+        self.change(sink, |recorder| crate::manager::extend_ttl(recorder, by)).await
+    }
+
+    /// Renews its lease now. Managers do that by themselves for the sandboxes that they have used, as
+    /// long as they live.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it has no lease; `Lost` if it was over.
+    pub async fn renew_lease(&self) -> Result<()> {
+        crate::manager::renew_lease(&self.inner, &self.shared).await
     }
 
     /// Ends its processes and keeps its files. Stopping a stopped one is no error.

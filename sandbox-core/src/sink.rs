@@ -41,10 +41,7 @@ pub struct SinkError {
 impl SinkError {
     /// For this reason.
     pub fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            source: None,
-        }
+        Self { message: message.into(), source: None }
     }
 
     /// Because of this.
@@ -95,13 +92,7 @@ impl ChannelSink {
     #[must_use]
     pub fn new(turn: TurnId, capacity: usize) -> (Self, mpsc::Receiver<SandboxEvent>) {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
-        (
-            Self {
-                turn: Some(turn),
-                sender,
-            },
-            receiver,
-        )
+        (Self { turn: Some(turn), sender }, receiver)
     }
 }
 
@@ -128,19 +119,13 @@ impl CollectSink {
     /// A sink for this turn.
     #[must_use]
     pub fn new(turn: TurnId) -> Self {
-        Self {
-            turn: Some(turn),
-            events: Mutex::default(),
-        }
+        Self { turn: Some(turn), events: Mutex::default() }
     }
 
     /// What has arrived.
     #[must_use]
     pub fn events(&self) -> Vec<SandboxEvent> {
-        self.events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The kinds of what has arrived.
@@ -157,10 +142,7 @@ impl TurnEventSink for CollectSink {
     }
 
     async fn emit(&self, event: &SandboxEvent) -> Result<(), SinkError> {
-        self.events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(event.clone());
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event.clone());
         Ok(())
     }
 }

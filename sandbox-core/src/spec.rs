@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,44 @@ pub struct SandboxSpec {
     pub limits: Limits,
     /// Added to the environment of every process.
     pub env: BTreeMap<String, String>,
+    /// How long it may live.
+    pub lifetime: Lifetime,
+    /// What happens when its instance is gone.
+    pub on_lost: OnLost,
+}
+
+/// How long a sandbox may live, in whole seconds. `None` is for ever.
+///
+/// The guest itself ends when one of these is over: a sandbox does not outlive its time even if no
+/// harness ever comes back. What it leaves on disk is removed by
+/// [`reap`](crate::SandboxManager::reap), or when it is destroyed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Lifetime {
+    /// From when it is ready.
+    pub ttl_seconds: Option<u64>,
+    /// The most that the former can be extended to, counted likewise.
+    pub max_ttl_seconds: Option<u64>,
+    /// With no process and no request.
+    pub idle_seconds: Option<u64>,
+    /// Without a manager that renews its lease. Managers do that by themselves as long as they live.
+    pub lease_seconds: Option<u64>,
+}
+
+/// What happens when an instance is gone that nobody removed. It is recorded in any case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OnLost {
+    /// Calls fail with `Lost` until somebody rewinds, recreates or destroys it.
+    #[default]
+    Fail,
+    /// The call that notices still fails; the sandbox comes back with the files of its latest snapshot.
+    /// Without a snapshot it stays lost.
+    RestoreLatestSnapshot,
+    /// The call that notices still fails; the sandbox comes back as it was at first.
+    Recreate,
 }
 
 /// The filesystem below everything else.
@@ -145,11 +184,7 @@ pub enum Actor {
 impl Consumer {
     /// An agent of this project.
     pub fn agent(project: impl Into<String>) -> Self {
-        Self {
-            actor: Actor::Agent,
-            project: Some(project.into()),
-            run_id: None,
-        }
+        Self { actor: Actor::Agent, project: Some(project.into()), run_id: None }
     }
 
     /// The same, in this run.
@@ -243,6 +278,41 @@ impl CreateSandbox {
         self
     }
 
+    /// End it so long after it is ready; in whole seconds, at least one.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.spec.lifetime.ttl_seconds = Some(ttl.as_secs());
+        self
+    }
+
+    /// Let its time be extended to so much at most, counted from when it is ready.
+    #[must_use]
+    pub fn max_ttl(mut self, ttl: Duration) -> Self {
+        self.spec.lifetime.max_ttl_seconds = Some(ttl.as_secs());
+        self
+    }
+
+    /// End it after so long with no process and no request; in whole seconds, at least one.
+    #[must_use]
+    pub fn idle_limit(mut self, limit: Duration) -> Self {
+        self.spec.lifetime.idle_seconds = Some(limit.as_secs());
+        self
+    }
+
+    /// End it so long after the last manager that used it is gone; in whole seconds, at least one.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.spec.lifetime.lease_seconds = Some(lease.as_secs());
+        self
+    }
+
+    /// What happens when its instance is gone.
+    #[must_use]
+    pub fn on_lost(mut self, policy: OnLost) -> Self {
+        self.spec.on_lost = policy;
+        self
+    }
+
     /// On whose behalf.
     #[must_use]
     pub fn consumer(mut self, consumer: Consumer) -> Self {
@@ -251,11 +321,7 @@ impl CreateSandbox {
     }
 
     fn mount(mut self, source: PathBuf, target: PathBuf, access: Access) -> Self {
-        self.spec.mounts.push(Mount {
-            source,
-            target,
-            access,
-        });
+        self.spec.mounts.push(Mount { source, target, access });
         self
     }
 }
@@ -279,17 +345,10 @@ impl SandboxSpec {
         }
         for (key, value) in &self.env {
             if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
-                return Err(invalid(format!(
-                    "{key:?} cannot be an environment variable"
-                )));
+                return Err(invalid(format!("{key:?} cannot be an environment variable")));
             }
         }
-        let Limits {
-            pids,
-            memory,
-            cpu_millis,
-            ..
-        } = self.limits;
+        let Limits { pids, memory, cpu_millis, .. } = self.limits;
         if pids == Some(0) || memory == Some(0) || cpu_millis == Some(0) {
             return Err(invalid(
                 "a limit of 0 leaves nothing to run in; leave it out for none".into(),
@@ -318,17 +377,8 @@ fn compare(a: &serde_json::Value, b: &serde_json::Value, at: &str, found: &mut V
     let null = serde_json::Value::Null;
     let keys: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
     for key in keys {
-        let path = if at.is_empty() {
-            key.clone()
-        } else {
-            format!("{at}.{key}")
-        };
-        compare(
-            left.get(key).unwrap_or(&null),
-            right.get(key).unwrap_or(&null),
-            &path,
-            found,
-        );
+        let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+        compare(left.get(key).unwrap_or(&null), right.get(key).unwrap_or(&null), &path, found);
     }
 }
 
@@ -337,29 +387,21 @@ fn directory(field: &str, path: &Path) -> Result<PathBuf> {
         .canonicalize()
         .map_err(|error| Error::io("create", format!("the {field} {}", path.display()), error))?;
     if !resolved.is_dir() {
-        return Err(invalid(format!(
-            "the {field} {} is not a directory",
-            path.display()
-        )));
+        return Err(invalid(format!("the {field} {} is not a directory", path.display())));
     }
     Ok(resolved)
 }
 
 fn check_target(target: &Path) -> Result<()> {
     use std::path::Component;
-    let plain = target
-        .components()
-        .all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    let plain = target.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
     if !target.is_absolute() || !plain || target.parent().is_none() {
         let message = format!("a mount's target must be absolute and plain, not {target:?}");
         return Err(invalid(message));
     }
     for taken in ["/proc", "/dev", "/run/sandbox"] {
         if target.starts_with(taken) {
-            return Err(invalid(format!(
-                "nothing can be mounted at {}",
-                target.display()
-            )));
+            return Err(invalid(format!("nothing can be mounted at {}", target.display())));
         }
     }
     Ok(())
@@ -376,12 +418,8 @@ mod tests {
     #[test]
     fn differing_fields_are_named() {
         let a = CreateSandbox::new().pids(10).env("A", "1").spec;
-        let b = CreateSandbox::new()
-            .pids(20)
-            .env("A", "1")
-            .env("B", "2")
-            .network(Network::Host)
-            .spec;
+        let b =
+            CreateSandbox::new().pids(20).env("A", "1").env("B", "2").network(Network::Host).spec;
         assert_eq!(a.differences(&b), ["env.B", "limits.pids", "network"]);
         assert!(a.differences(&a).is_empty());
     }
@@ -392,16 +430,8 @@ mod tests {
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
         for (request, kind, says) in [
-            (
-                CreateSandbox::new().workspace("/nope"),
-                ErrorKind::NotFound,
-                "workspace /nope",
-            ),
-            (
-                CreateSandbox::new().workspace(&file),
-                ErrorKind::InvalidSpec,
-                "not a directory",
-            ),
+            (CreateSandbox::new().workspace("/nope"), ErrorKind::NotFound, "workspace /nope"),
+            (CreateSandbox::new().workspace(&file), ErrorKind::InvalidSpec, "not a directory"),
             (
                 CreateSandbox::new().mount_read_only(&file, "relative"),
                 ErrorKind::InvalidSpec,
@@ -412,16 +442,8 @@ mod tests {
                 ErrorKind::InvalidSpec,
                 "nothing can be mounted",
             ),
-            (
-                CreateSandbox::new().env("A=B", ""),
-                ErrorKind::InvalidSpec,
-                "\"A=B\"",
-            ),
-            (
-                CreateSandbox::new().pids(0),
-                ErrorKind::InvalidSpec,
-                "limit of 0",
-            ),
+            (CreateSandbox::new().env("A=B", ""), ErrorKind::InvalidSpec, "\"A=B\""),
+            (CreateSandbox::new().pids(0), ErrorKind::InvalidSpec, "limit of 0"),
         ] {
             let error = request.spec.resolved().unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");

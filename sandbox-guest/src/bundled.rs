@@ -1,13 +1,14 @@
 /// The guest program for the build machine's architecture, when the feature `bundled` is on.
 ///
-/// `None` without the feature: then a binary must come from elsewhere.
+/// `None` without the feature, or where the build machine cannot build a Linux program: then a binary
+/// must come from elsewhere.
 #[must_use]
 pub fn bundled() -> Option<&'static [u8]> {
-    #[cfg(feature = "bundled")]
+    #[cfg(all(feature = "bundled", not(no_bundled_guest)))]
     {
         Some(include_bytes!(concat!(env!("OUT_DIR"), "/sandbox-guest.bin")))
     }
-    #[cfg(not(feature = "bundled"))]
+    #[cfg(not(all(feature = "bundled", not(no_bundled_guest))))]
     {
         None
     }

@@ -110,10 +110,7 @@ impl Attachment {
     }
 
     pub(crate) fn stdin(&self) -> StdinHalf {
-        StdinHalf {
-            writer: Arc::clone(&self.writer),
-            credit: Arc::clone(&self.credit),
-        }
+        StdinHalf { writer: Arc::clone(&self.writer), credit: Arc::clone(&self.credit) }
     }
 
     /// The next thing. Asking for it says that what came before has been taken.
@@ -157,9 +154,7 @@ impl Attachment {
             let Taken { stdout, stderr } = self.taken;
             let mut writer = self.writer.lock().await;
             let message = Input::Taken { stdout, stderr };
-            frame::write_message(&mut *writer, &message)
-                .await
-                .map_err(broken)?;
+            frame::write_message(&mut *writer, &message).await.map_err(broken)?;
             self.acknowledged = self.taken;
         }
         Ok(())
@@ -205,24 +200,19 @@ impl StdinHalf {
     /// Says something about the process.
     pub(crate) async fn message(&self, input: &Input) -> Result<()> {
         let mut writer = self.writer.lock().await;
-        frame::write_message(&mut *writer, input)
-            .await
-            .map_err(broken)
+        frame::write_message(&mut *writer, input).await.map_err(broken)
     }
 
     async fn write(&self, chunk: &[u8]) -> Result<()> {
         let mut writer = self.writer.lock().await;
-        frame::write_data(&mut *writer, Channel::In, chunk)
-            .await
-            .map_err(broken)?;
+        frame::write_data(&mut *writer, Channel::In, chunk).await.map_err(broken)?;
         writer.flush().await.map_err(broken)
     }
 }
 
 impl Credit {
     fn accept(&self, bytes: u64) {
-        self.accepted
-            .fetch_max(bytes, std::sync::atomic::Ordering::AcqRel);
+        self.accepted.fetch_max(bytes, std::sync::atomic::Ordering::AcqRel);
         self.changed.notify_waiters();
     }
 

@@ -29,10 +29,7 @@ impl Link {
     pub(crate) async fn connect(mut stream: GuestStream, instance: &InstanceId) -> Result<Self> {
         let greet = async {
             preamble::exchange(&mut stream).await.map_err(broken)?;
-            let link = Self {
-                mux: mux::client(stream),
-                instance: instance.clone(),
-            };
+            let link = Self { mux: mux::client(stream), instance: instance.clone() };
             let hello = Hello {
                 client: concat!("sandbox-core ", env!("CARGO_PKG_VERSION")).into(),
                 instance: instance.to_string(),
@@ -63,9 +60,7 @@ impl Link {
     /// A stream with this request on it.
     pub(crate) async fn open(&self, request: Request) -> Result<Stream> {
         let mut stream = self.mux.open().await.map_err(broken)?;
-        frame::write_message(&mut stream, &request)
-            .await
-            .map_err(broken)?;
+        frame::write_message(&mut stream, &request).await.map_err(broken)?;
         Ok(stream)
     }
 
@@ -93,11 +88,9 @@ pub(crate) async fn response(stream: &mut Stream) -> Result<Response> {
             Response::Failed(failure) => Err(failed(failure)),
             response => Ok(response),
         },
-        Some(Frame::Data(..)) => Err(Error::new(
-            ErrorKind::Guest,
-            "guest request",
-            "data where an answer belongs",
-        )),
+        Some(Frame::Data(..)) => {
+            Err(Error::new(ErrorKind::Guest, "guest request", "data where an answer belongs"))
+        }
         None => Err(broken(std::io::ErrorKind::UnexpectedEof.into())),
     }
 }
@@ -117,21 +110,12 @@ pub(crate) fn failed(failure: Failure) -> Error {
     };
     let retryable = failure.kind == FailureKind::Frozen;
     let error = Error::new(kind, "guest request", failure.message.clone()).with_source(failure);
-    if retryable {
-        error.retryable(true)
-    } else {
-        error
-    }
+    if retryable { error.retryable(true) } else { error }
 }
 
 /// The guest said what it must not.
 pub(crate) fn garbage(error: std::io::Error) -> Error {
-    Error::new(
-        ErrorKind::Guest,
-        "guest request",
-        "the guest broke the protocol",
-    )
-    .with_source(error)
+    Error::new(ErrorKind::Guest, "guest request", "the guest broke the protocol").with_source(error)
 }
 
 /// The stream or the connection under it ended; or what came over it was never a guest's.
@@ -145,9 +129,5 @@ pub(crate) fn broken(error: std::io::Error) -> Error {
 
 pub(crate) fn unexpected(response: &Response) -> Error {
     let message = format!("an answer to another question: {response:?}");
-    Error::new(
-        ErrorKind::Guest,
-        "guest request",
-        message.chars().take(200).collect::<String>(),
-    )
+    Error::new(ErrorKind::Guest, "guest request", message.chars().take(200).collect::<String>())
 }

@@ -67,14 +67,7 @@ impl FileJournal {
         }
         let owner = open_owner(&dir)?;
         let (tails, turns) = Default::default();
-        Ok(Self {
-            inner: Arc::new(Inner {
-                dir,
-                owner,
-                tails,
-                turns,
-            }),
-        })
+        Ok(Self { inner: Arc::new(Inner { dir, owner, tails, turns }) })
     }
 
     async fn blocking<T: Send + 'static>(
@@ -109,8 +102,7 @@ impl Journal for FileJournal {
             return Ok(Vec::new());
         }
         let sandbox = sandbox.clone();
-        self.blocking(move |inner| inner.read(&sandbox, after))
-            .await
+        self.blocking(move |inner| inner.read(&sandbox, after)).await
     }
 
     async fn sandboxes(&self) -> Result<Vec<SandboxId>> {
@@ -130,11 +122,7 @@ impl Journal for FileJournal {
 
     async fn lock(&self, sandbox: &SandboxId) -> Result<JournalLock> {
         // First in line among our own tasks, then between processes.
-        let turn = Arc::clone(
-            locked(&self.inner.turns)
-                .entry(sandbox.clone())
-                .or_default(),
-        );
+        let turn = Arc::clone(locked(&self.inner.turns).entry(sandbox.clone()).or_default());
         let turn = turn.lock_owned().await;
         let path = self.inner.dir.join("locks").join(sandbox.as_str());
         let file = OpenOptions::new()
@@ -243,9 +231,7 @@ impl Inner {
             return Ok(false);
         }
         let path = self.history_path(sandbox);
-        let length = fs::metadata(&path)
-            .map_err(|error| failed(&path, error))?
-            .len();
+        let length = fs::metadata(&path).map_err(|error| failed(&path, error))?.len();
         Ok(length == tail.length)
     }
 
@@ -260,17 +246,10 @@ impl Inner {
         let mut tail = locked(&tail);
         file.lock_shared().map_err(|error| failed(&path, error))?;
         // What was read before need not be read again.
-        let from = if after > 0 && after == tail.seq {
-            *tail
-        } else {
-            Tail::default()
-        };
+        let from = if after > 0 && after == tail.seq { *tail } else { Tail::default() };
         let (events, end) = parse(&mut file, &path, from)?;
         *tail = end;
-        Ok(events
-            .into_iter()
-            .filter(|event| event.seq > after)
-            .collect())
+        Ok(events.into_iter().filter(|event| event.seq > after).collect())
     }
 
     fn holder(&self, name: &Name) -> Result<Option<SandboxId>> {
@@ -301,19 +280,14 @@ fn append(file: &File, path: &Path, tail: &mut Tail, record: Draft) -> Result<Sa
     let length = file.metadata().map_err(|error| failed(path, error))?.len();
     if length != tail.length {
         let mut reader = file.try_clone().map_err(|error| failed(path, error))?;
-        let from = if length > tail.length {
-            *tail
-        } else {
-            Tail::default()
-        };
+        let from = if length > tail.length { *tail } else { Tail::default() };
         (_, *tail) = parse(&mut reader, path, from)?;
         if tail.length < length {
             tracing::warn!(
                 path = %path.display(),
                 "a crash has torn this history's last line; it is cut off"
             );
-            file.set_len(tail.length)
-                .map_err(|error| failed(path, error))?;
+            file.set_len(tail.length).map_err(|error| failed(path, error))?;
         }
     }
     let event = record.into_event(tail.seq + 1);
@@ -327,10 +301,7 @@ fn append(file: &File, path: &Path, tail: &mut Tail, record: Draft) -> Result<Sa
         let _ = file.set_len(tail.length);
         return Err(failed(path, error));
     }
-    *tail = Tail {
-        seq: event.seq,
-        length: tail.length + line.len() as u64,
-    };
+    *tail = Tail { seq: event.seq, length: tail.length + line.len() as u64 };
     Ok(event)
 }
 
@@ -338,10 +309,8 @@ fn append(file: &File, path: &Path, tail: &mut Tail, record: Draft) -> Result<Sa
 /// it.
 fn parse(file: &mut File, path: &Path, from: Tail) -> Result<(Vec<SandboxEvent>, Tail)> {
     let mut text = Vec::new();
-    file.seek(SeekFrom::Start(from.length))
-        .map_err(|error| failed(path, error))?;
-    file.read_to_end(&mut text)
-        .map_err(|error| failed(path, error))?;
+    file.seek(SeekFrom::Start(from.length)).map_err(|error| failed(path, error))?;
+    file.read_to_end(&mut text).map_err(|error| failed(path, error))?;
     let mut tail = from;
     let mut events = Vec::new();
     for line in text.split_inclusive(|&byte| byte == b'\n') {
@@ -355,19 +324,12 @@ fn parse(file: &mut File, path: &Path, from: Tail) -> Result<(Vec<SandboxEvent>,
                 if event.seq == tail.seq + 1 {
                     Ok(event)
                 } else {
-                    Err(format!(
-                        "record {} where {} belongs",
-                        event.seq,
-                        tail.seq + 1
-                    ))
+                    Err(format!("record {} where {} belongs", event.seq, tail.seq + 1))
                 }
             });
         match event {
             Ok(event) => {
-                tail = Tail {
-                    seq: event.seq,
-                    length: tail.length + line.len() as u64,
-                };
+                tail = Tail { seq: event.seq, length: tail.length + line.len() as u64 };
                 events.push(event);
             }
             // The disk may have got a torn line's end before its beginning: then it holds NULs.
@@ -383,12 +345,7 @@ fn parse(file: &mut File, path: &Path, from: Tail) -> Result<(Vec<SandboxEvent>,
 
 fn open_history(path: &Path) -> io::Result<(File, bool)> {
     let open = |create| {
-        OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create_new(create)
-            .mode(0o600)
-            .open(path)
+        OpenOptions::new().read(true).append(true).create_new(create).mode(0o600).open(path)
     };
     match open(false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => match open(true) {
@@ -413,10 +370,7 @@ fn open_owner(dir: &Path) -> Result<OwnerId> {
         });
     let _ = fs::remove_file(&draft);
     named.map_err(|error| failed(&path, error))?;
-    fs::read_to_string(&path)
-        .map_err(|error| failed(&path, error))?
-        .trim()
-        .parse()
+    fs::read_to_string(&path).map_err(|error| failed(&path, error))?.trim().parse()
 }
 
 /// Writes a small file so that it is there as a whole or not at all.
@@ -434,8 +388,7 @@ fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
 }
 
 fn sync_dir(of: &Path) -> io::Result<()> {
-    of.parent()
-        .map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    of.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -449,10 +402,8 @@ fn failed(path: &Path, error: io::Error) -> Error {
         }
         _ => ErrorKind::Journal,
     };
-    let message = format!(
-        "{}: the state directory must be writable, and have room",
-        path.display()
-    );
+    let message =
+        format!("{}: the state directory must be writable, and have room", path.display());
     Error::new(kind, "journal", message).with_source(error)
 }
 
@@ -483,15 +434,10 @@ mod tests {
             let kind = if n % 3 == 0 {
                 Known::Paused
             } else {
-                Known::FileOperation {
-                    operation: "write".into(),
-                    path: n.to_string(),
-                }
+                Known::FileOperation { operation: "write".into(), path: n.to_string() }
             };
             let draft = draft(&id, kind);
-            tasks.push(tokio::spawn(async move {
-                journal.append(draft).await.unwrap().seq
-            }));
+            tasks.push(tokio::spawn(async move { journal.append(draft).await.unwrap().seq }));
         }
         let mut seqs = Vec::new();
         for task in tasks {
@@ -500,10 +446,7 @@ mod tests {
         seqs.sort_unstable();
         assert_eq!(seqs, (1..=40).collect::<Vec<u64>>());
         let events = b.read(&id, 0).await.unwrap();
-        assert_eq!(
-            events.iter().map(|event| event.seq).collect::<Vec<_>>(),
-            seqs
-        );
+        assert_eq!(events.iter().map(|event| event.seq).collect::<Vec<_>>(), seqs);
         assert_eq!(a.read(&id, 38).await.unwrap().len(), 2);
         assert_eq!(a.read(&id, 40).await.unwrap().len(), 0);
         assert_eq!(a.sandboxes().await.unwrap(), [id]);
@@ -521,14 +464,7 @@ mod tests {
 
         let journal = FileJournal::open(dir.path()).unwrap();
         assert_eq!(journal.read(&id, 0).await.unwrap().len(), 1);
-        assert_eq!(
-            journal
-                .append(draft(&id, Known::Resumed))
-                .await
-                .unwrap()
-                .seq,
-            2
-        );
+        assert_eq!(journal.append(draft(&id, Known::Resumed)).await.unwrap().seq, 2);
         assert_eq!(journal.read(&id, 0).await.unwrap().len(), 2);
     }
 
@@ -542,18 +478,13 @@ mod tests {
             journal.append(draft(id, Known::Resumed)).await.unwrap();
         }
         let path = dir.path().join(format!("history/{bad}.jsonl"));
-        let text = fs::read_to_string(&path)
-            .unwrap()
-            .replacen("paused", "pau\"sed", 1);
+        let text = fs::read_to_string(&path).unwrap().replacen("paused", "pau\"sed", 1);
         fs::write(&path, text).unwrap();
 
         let journal = FileJournal::open(dir.path()).unwrap();
         let error = journal.read(&bad, 0).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Journal);
-        assert!(
-            error.to_string().contains(&format!("{bad}.jsonl, line 1")),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&format!("{bad}.jsonl, line 1")), "{error}");
         assert!(journal.append(draft(&bad, Known::Paused)).await.is_err());
         assert_eq!(journal.read(&good, 0).await.unwrap().len(), 2);
     }

@@ -28,10 +28,7 @@ impl MemoryJournal {
     /// An empty one, with an owner's mark of its own.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            owner: OwnerId::new(),
-            state: Mutex::default(),
-        }
+        Self { owner: OwnerId::new(), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -61,14 +58,8 @@ impl Journal for MemoryJournal {
 
     async fn read(&self, sandbox: &SandboxId, after: u64) -> Result<Vec<SandboxEvent>> {
         let state = self.state();
-        let history = state
-            .histories
-            .get(sandbox)
-            .map(Vec::as_slice)
-            .unwrap_or_default();
-        let skip = usize::try_from(after)
-            .unwrap_or(usize::MAX)
-            .min(history.len());
+        let history = state.histories.get(sandbox).map(Vec::as_slice).unwrap_or_default();
+        let skip = usize::try_from(after).unwrap_or(usize::MAX).min(history.len());
         Ok(history[skip..].to_vec())
     }
 
@@ -83,10 +74,7 @@ impl Journal for MemoryJournal {
 
     async fn claim(&self, name: &Name, sandbox: &SandboxId) -> Result<Option<SandboxId>> {
         let mut state = self.state();
-        let holder = state
-            .names
-            .entry(name.clone())
-            .or_insert_with(|| sandbox.clone());
+        let holder = state.names.entry(name.clone()).or_insert_with(|| sandbox.clone());
         Ok((holder != sandbox).then(|| holder.clone()))
     }
 

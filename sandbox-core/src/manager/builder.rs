@@ -30,8 +30,13 @@ impl ManagerBuilder {
     }
 
     /// Add a backend. The first one makes the sandboxes of requests that name none.
-    pub fn backend(mut self, backend: impl SandboxBackend + 'static) -> Self {
-        self.backends.push(Arc::new(backend));
+    pub fn backend(self, backend: impl SandboxBackend + 'static) -> Self {
+        self.shared_backend(Arc::new(backend))
+    }
+
+    /// The same for a backend that others use too.
+    pub fn shared_backend(mut self, backend: Arc<dyn SandboxBackend>) -> Self {
+        self.backends.push(backend);
         self
     }
 
@@ -47,14 +52,8 @@ impl ManagerBuilder {
             return Err(invalid("a manager needs a backend"));
         }
         for (n, backend) in self.backends.iter().enumerate() {
-            if self.backends[..n]
-                .iter()
-                .any(|other| other.id() == backend.id())
-            {
-                return Err(invalid(&format!(
-                    "two backends are called {}",
-                    backend.id()
-                )));
+            if self.backends[..n].iter().any(|other| other.id() == backend.id()) {
+                return Err(invalid(&format!("two backends are called {}", backend.id())));
             }
         }
         let journal = match (self.journal, self.state_dir) {
@@ -67,14 +66,8 @@ impl ManagerBuilder {
                 Arc::new(FileJournal::open(dir.join("journal"))?)
             }
         };
-        let inner = Inner {
-            journal,
-            backends: self.backends,
-            known: Default::default(),
-        };
-        let manager = SandboxManager {
-            inner: Arc::new(inner),
-        };
+        let inner = Inner { journal, backends: self.backends, known: Default::default() };
+        let manager = SandboxManager { inner: Arc::new(inner) };
         manager.reconcile().await?;
         Ok(manager)
     }

@@ -32,6 +32,19 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
+    /// Records what no call has caused.
+    pub(crate) fn of_nobody(inner: &Arc<Inner>, shared: &Arc<Shared>, consumer: Consumer) -> Self {
+        Self {
+            inner: Arc::clone(inner),
+            shared: Arc::clone(shared),
+            turn: None,
+            consumer,
+            sink: 0,
+            call: Weak::new(),
+            abandoned: Arc::default(),
+        }
+    }
+
     /// Records.
     pub(crate) async fn record(&self, kind: Known) -> Result<Arc<SandboxEvent>> {
         let draft = Draft {
@@ -40,9 +53,7 @@ impl Recorder {
             consumer: self.consumer.clone(),
             kind: kind.into(),
         };
-        self.shared
-            .append(&self.inner, draft, self.sink, &self.call)
-            .await
+        self.shared.append(&self.inner, draft, self.sink, &self.call).await
     }
 
     /// Whether nobody waits for the result any more.
@@ -68,12 +79,7 @@ impl<'a> Call<'a> {
             call: Arc::downgrade(&alive),
             abandoned: Arc::default(),
         };
-        Self {
-            sink,
-            recorder,
-            alive,
-            refused: None,
-        }
+        Self { sink, recorder, alive, refused: None }
     }
 
     pub(crate) fn recorder(&self) -> Recorder {

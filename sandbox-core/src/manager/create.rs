@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Call, Inner, Recorder, SandboxManager, Shared,
+    Call, Recorder, SandboxManager,
+    lifetime::{self, later},
     shared::{connect, running_instance},
 };
 use crate::{
@@ -11,6 +12,9 @@ use crate::{
     Result, Sandbox, SandboxBackend, SandboxId, SandboxSpec, SandboxState, SnapshotData,
     SnapshotId, TurnEventSink, guest::Link,
 };
+
+/// How long making an instance may take at most before its guest ends by itself, in seconds.
+const PROVISIONING: u64 = 600;
 
 /// What a new sandbox is made from.
 pub(super) struct Blueprint {
@@ -29,14 +33,9 @@ impl SandboxManager {
         let spec = request.spec.resolved()?;
         let shared = self.inner.shared(&SandboxId::new());
         let call = Call::new(&self.inner, &shared, request.consumer, sink);
-        let blueprint = Blueprint {
-            name,
-            spec,
-            from: None,
-        };
+        let blueprint = Blueprint { name, spec, from: None };
         let handle = self.handle(&shared);
-        call.drive(|recorder| make(recorder, blueprint, handle))
-            .await
+        call.drive(|recorder| make(recorder, blueprint, handle)).await
     }
 
     pub(super) async fn acquire_named(
@@ -48,10 +47,7 @@ impl SandboxManager {
         let wanted = request.spec.clone().resolved()?;
         loop {
             let Some(holder) = self.inner.journal.resolve(&name).await? else {
-                match self
-                    .create_new(Some(name.clone()), request.clone(), sink)
-                    .await
-                {
+                match self.create_new(Some(name.clone()), request.clone(), sink).await {
                     // Somebody else was faster: theirs it is.
                     Err(error) if error.kind() == ErrorKind::NameTaken => continue,
                     made => return made,
@@ -99,26 +95,14 @@ impl SandboxManager {
         sink: &dyn TurnEventSink,
     ) -> Result<Sandbox> {
         let (source, found) = self.find_snapshot(snapshot).await?;
-        let origin = ForkedFrom {
-            sandbox: source.id.clone(),
-            snapshot: snapshot.clone(),
-        };
+        let origin = ForkedFrom { sandbox: source.id.clone(), snapshot: snapshot.clone() };
         let record = source.record(&self.inner).await?;
-        let blueprint = Blueprint {
-            name,
-            spec: record.spec,
-            from: Some((origin, found.data)),
-        };
+        let blueprint = Blueprint { name, spec: record.spec, from: Some((origin, found.data)) };
         let shared = self.inner.shared(&SandboxId::new());
         let call = Call::new(&self.inner, &shared, record.consumer.clone(), sink);
-        let forked = Known::Forked {
-            snapshot: snapshot.clone(),
-            into: shared.id.clone(),
-        };
+        let forked = Known::Forked { snapshot: snapshot.clone(), into: shared.id.clone() };
         let handle = self.handle(&shared);
-        let made = call
-            .drive(|recorder| make(recorder, blueprint, handle))
-            .await?;
+        let made = call.drive(|recorder| make(recorder, blueprint, handle)).await?;
         let mut call = Call::new(&self.inner, &source, record.consumer, sink);
         call.record(forked).await?;
         call.finish(Ok(made))
@@ -138,20 +122,13 @@ async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Resu
     }
     let made = async {
         let (origin, data) = from.unzip();
-        let requested = Known::Requested {
-            name: name.clone(),
-            spec: spec.clone(),
-            from: origin,
-        };
+        let requested = Known::Requested { name: name.clone(), spec: spec.clone(), from: origin };
         recorder.record(requested).await?;
         bring_up(&recorder, spec, data).await
     };
     let result = made.await;
     if let Err(error) = &result {
-        let failed = Known::Failed {
-            operation: "create".into(),
-            error: error.to_string(),
-        };
+        let failed = Known::Failed { operation: "create".into(), error: error.to_string() };
         let recorded = recorder.record(failed).await;
         if let Some(name) = &name {
             inner.journal.release(name, &shared.id).await?;
@@ -169,16 +146,15 @@ async fn bring_up(
 ) -> Result<()> {
     let (inner, shared) = (&recorder.inner, &recorder.shared);
     // A snapshot can only be used by the backend that has it.
-    let wanted = from
-        .as_ref()
-        .map(|data| data.backend.clone())
-        .or_else(|| spec.backend.clone());
+    let wanted = from.as_ref().map(|data| data.backend.clone()).or_else(|| spec.backend.clone());
     let backend = match wanted {
         Some(id) => inner.backend(&id)?,
         None => Arc::clone(&inner.backends[0]),
     };
-    let mut provision = Provision::new(shared.id.clone(), inner.journal.owner(), spec);
-    provision.from = from;
+    let ttl = spec.lifetime.ttl_seconds;
+    let mut provision = inner.provision(shared, spec, 1, from);
+    // Counted from when it is ready; until then, the guest ends by itself should we vanish.
+    provision.expires_at = ttl.map(|ttl| later(ttl.saturating_add(PROVISIONING)));
     recorder
         .record(Known::Provisioning {
             backend: backend.id(),
@@ -193,14 +169,13 @@ async fn bring_up(
         let message = "the caller went away before it was made";
         return Err(Error::new(ErrorKind::Cancelled, "create", message));
     }
+    let expires_at = ttl.map(later);
+    if expires_at.is_some() {
+        link.call(lifetime::deadline(expires_at, provision.lease_until)).await?;
+    }
     shared.relink(link).await;
-    recorder
-        .record(Known::Ready {
-            instance,
-            generation: provision.generation,
-            reachability,
-        })
-        .await?;
+    let generation = provision.generation;
+    recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
     Ok(())
 }
 
@@ -237,21 +212,5 @@ pub(super) async fn reachability(
             tracing::debug!(%error, "reachability is not known");
             None
         }
-    }
-}
-
-impl Inner {
-    /// What an instance of a sandbox that exists is made with.
-    pub(super) fn provision(
-        &self,
-        shared: &Shared,
-        spec: SandboxSpec,
-        generation: u32,
-        from: Option<SnapshotData>,
-    ) -> Provision {
-        let mut provision = Provision::new(shared.id.clone(), self.journal.owner(), spec);
-        provision.generation = generation;
-        provision.from = from;
-        provision
     }
 }

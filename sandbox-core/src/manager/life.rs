@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use super::{
     Inner, Recorder, Shared,
+    create::{provision_and_greet, reachability},
     shared::{connect, running_instance},
 };
-use crate::{Error, ErrorKind, Instance, Known, Result, SandboxState, record::Record};
+use crate::{
+    Error, ErrorKind, Instance, Known, OnLost, Result, SandboxState, guest::Link, record::Record,
+};
 
 /// Ends its processes and keeps its files.
 pub(crate) async fn stop(recorder: Recorder) -> Result<()> {
@@ -37,7 +40,7 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
     let instance = stopped_instance(&record)?;
     let backend = inner.backend(&instance.backend)?;
     recorder.record(Known::StartRequested).await?;
-    let mut request = inner.provision(&shared, record.spec.clone(), record.generation, None);
+    let mut request = inner.provision_again(&shared, &record, record.generation, None);
     request.instance = instance.id.clone();
     let started = async {
         let instance = backend.start(&instance, &request).await?;
@@ -84,6 +87,87 @@ pub(crate) async fn resume(recorder: Recorder) -> Result<()> {
     Ok(())
 }
 
+/// Gives it a fresh instance, as at first: makes before it breaks.
+pub(crate) async fn recreate(recorder: Recorder) -> Result<()> {
+    let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
+    let _lock = inner.journal.lock(&shared.id).await?;
+    let record = shared.record(&inner).await?;
+    if !matches!(record.state, SandboxState::Stopped | SandboxState::Lost | SandboxState::Paused) {
+        running_instance(&record)?;
+    }
+    let (instance, link, generation) = make_fresh(&recorder, &record).await?;
+    let backend = inner.backend(&instance.backend)?;
+    let reachability = reachability(&*backend, &instance).await;
+    let expires_at = record.expires_at;
+    recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
+    shared.relink(link).await;
+    remove_old(&inner, &record).await;
+    Ok(())
+}
+
+/// A fresh instance of a sandbox that exists; its failure is recorded.
+async fn make_fresh(recorder: &Recorder, record: &Record) -> Result<(Instance, Link, u32)> {
+    let (inner, shared) = (&recorder.inner, &recorder.shared);
+    let id = record.backend.clone().unwrap_or_else(|| inner.backends[0].id());
+    let backend = inner.backend(&id)?;
+    let generation = record.generation + 1;
+    let provision = inner.provision_again(shared, record, generation, None);
+    let instance = provision.instance.clone();
+    recorder.record(Known::Provisioning { backend: id, instance, generation }).await?;
+    let made = provision_and_greet(&*backend, &provision).await;
+    let (instance, link, _) = settle(recorder, "recreate", made).await?;
+    Ok((instance, link, generation))
+}
+
+/// Removes the instance that another one has taken the place of.
+pub(super) async fn remove_old(inner: &Inner, record: &Record) {
+    let Some(old) = &record.instance else { return };
+    let removed = async { inner.backend(&old.backend)?.teardown(old).await };
+    if let Err(error) = removed.await {
+        // It is not the sandbox's any more; whoever reaps finds it by its marks.
+        tracing::warn!(%error, "the instance before could not be removed");
+    }
+}
+
+/// What its policy says is to be done about a lost sandbox. The lock is held, `lost` is recorded.
+pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> {
+    let (inner, shared) = (&recorder.inner, &recorder.shared);
+    let (instance, link, generation, snapshot, what) = match record.spec.on_lost {
+        OnLost::Fail => return Ok(()),
+        OnLost::RestoreLatestSnapshot => {
+            let Some(latest) = record.snapshots.last() else {
+                return Ok(());
+            };
+            let generation = record.generation + 1;
+            let from = Some(latest.data.clone());
+            let provision = inner.provision_again(shared, record, generation, from);
+            let (snapshot, instance) = (latest.id.clone(), provision.instance.clone());
+            let requested =
+                Known::RewindRequested { snapshot: snapshot.clone(), instance, generation };
+            recorder.record(requested).await?;
+            let backend = inner.backend(&latest.data.backend)?;
+            let made = provision_and_greet(&*backend, &provision).await;
+            let (instance, link, _) = settle(recorder, "restore", made).await?;
+            (instance, link, generation, Some(snapshot), "restored from its latest snapshot")
+        }
+        OnLost::Recreate => {
+            let (instance, link, generation) = make_fresh(recorder, record).await?;
+            (instance, link, generation, None, "made anew")
+        }
+    };
+    recorder
+        .record(Known::Recovered {
+            what: what.into(),
+            instance: Some(instance),
+            snapshot,
+            generation,
+        })
+        .await?;
+    shared.relink(link).await;
+    remove_old(inner, record).await;
+    Ok(())
+}
+
 /// Removes it, its snapshots too as far as no other sandbox needs them. Its history stays.
 pub(crate) async fn destroy(recorder: Recorder) -> Result<()> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
@@ -109,10 +193,7 @@ pub(super) async fn finish_destroying(
         inner.backend(&instance.backend)?.teardown(instance).await?;
     }
     for snapshot in record.snapshots.iter().rev() {
-        inner
-            .backend(&snapshot.data.backend)?
-            .delete_snapshot(&snapshot.data)
-            .await?;
+        inner.backend(&snapshot.data.backend)?.delete_snapshot(&snapshot.data).await?;
     }
     if let Some(name) = &record.name {
         inner.journal.release(name, &shared.id).await?;
@@ -122,11 +203,7 @@ pub(super) async fn finish_destroying(
 
 fn stopped_instance(record: &Record) -> Result<Instance> {
     record.instance.clone().ok_or_else(|| {
-        Error::new(
-            ErrorKind::Lost,
-            "use the sandbox",
-            "its history names no instance",
-        )
+        Error::new(ErrorKind::Lost, "use the sandbox", "its history names no instance")
     })
 }
 
@@ -135,12 +212,7 @@ async fn settle<T>(recorder: &Recorder, operation: &str, result: Result<T>) -> R
     match result {
         Err(error) => {
             let operation = operation.to_owned();
-            recorder
-                .record(Known::Failed {
-                    operation,
-                    error: error.to_string(),
-                })
-                .await?;
+            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
             Err(error)
         }
         done => done,

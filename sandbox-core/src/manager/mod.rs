@@ -4,9 +4,12 @@ mod builder;
 mod call;
 mod create;
 mod life;
+mod lifetime;
+mod reap;
 mod reconcile;
 mod shared;
 mod snapshots;
+mod watch;
 
 use std::{
     collections::HashMap,
@@ -15,9 +18,13 @@ use std::{
 
 pub use builder::ManagerBuilder;
 pub(crate) use call::{Call, Recorder};
-pub(crate) use life::{destroy, pause, resume, start, stop};
+pub(crate) use life::{destroy, pause, recreate, resume, start, stop};
+pub(crate) use lifetime::{extend_ttl, renew_lease};
+pub use reap::{Leftover, LeftoverKind, ReapPolicy};
 pub(crate) use shared::{Shared, running_instance};
-pub(crate) use snapshots::{rewind, snapshot};
+pub use snapshots::Retention;
+pub(crate) use snapshots::{delete, prune, rewind, snapshot};
+pub use watch::Watch;
 
 use crate::{
     BackendId, Capabilities, CreateSandbox, Error, ErrorKind, Journal, Name, Result, Sandbox,
@@ -182,10 +189,6 @@ impl SandboxManager {
 impl Inner {
     pub(crate) fn shared(&self, id: &SandboxId) -> Arc<Shared> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(
-            known
-                .entry(id.clone())
-                .or_insert_with(|| Arc::new(Shared::new(id.clone()))),
-        )
+        Arc::clone(known.entry(id.clone()).or_insert_with(|| Arc::new(Shared::new(id.clone()))))
     }
 }

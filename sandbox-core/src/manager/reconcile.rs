@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Call, Recorder, SandboxManager, life::finish_destroying};
+use super::{
+    Recorder, SandboxManager,
+    life::{self, finish_destroying},
+    lifetime,
+};
 use crate::{
-    Error, Instance, InstanceState, Known, Result, SandboxState, Suppressed,
+    Error, Instance, InstanceState, Known, Result, SandboxState,
     record::{Intent, Record},
 };
 
@@ -39,8 +43,7 @@ impl SandboxManager {
         };
         let _lock = lock?;
         let record = shared.record(&self.inner).await?;
-        let sink = Suppressed;
-        let recorder = Call::new(&self.inner, shared, record.consumer.clone(), &sink).recorder();
+        let recorder = Recorder::of_nobody(&self.inner, shared, record.consumer.clone());
         match &record.open {
             Some(intent) => settle(&recorder, &record, intent).await,
             None => notice_loss(&recorder, &record).await,
@@ -51,18 +54,17 @@ impl SandboxManager {
 async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result<()> {
     let inner = &recorder.inner;
     match intent {
-        Intent::Provision {
-            backend, instance, ..
-        } => {
+        Intent::Provision { backend, instance, .. } => {
             remove(recorder, backend, instance).await?;
             fail(recorder, "create", "the harness ended before it was made").await?;
+            if record.instance.is_some() {
+                return notice_loss(recorder, &shared_record(recorder).await?).await;
+            }
             if let Some(name) = &record.name {
                 inner.journal.release(name, &record.id).await?;
             }
         }
-        Intent::Rewind {
-            instance, snapshot, ..
-        } => {
+        Intent::Rewind { instance, snapshot, .. } => {
             let backend = record.snapshots.iter().find(|kept| kept.id == *snapshot);
             if let Some(backend) = backend.map(|kept| kept.data.backend.clone()) {
                 remove(recorder, &backend, instance).await?;
@@ -71,12 +73,7 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
             notice_loss(recorder, &shared_record(recorder).await?).await?;
         }
         Intent::Snapshot { .. } => {
-            fail(
-                recorder,
-                "snapshot",
-                "the harness ended in the middle of it",
-            )
-            .await?;
+            fail(recorder, "snapshot", "the harness ended in the middle of it").await?;
             notice_loss(recorder, &shared_record(recorder).await?).await?;
         }
         Intent::Stop | Intent::Start => {
@@ -135,10 +132,10 @@ async fn notice_loss(recorder: &Recorder, record: &Record) -> Result<()> {
         InstanceState::Stopped => "its instance has ended",
         InstanceState::Running | InstanceState::Paused => return Ok(()),
     };
-    recorder
-        .record(Known::Lost {
-            reason: reason.into(),
-        })
-        .await?;
-    Ok(())
+    if let Some(over) = lifetime::is_over(record) {
+        recorder.record(Known::Expired { reason: over.into() }).await?;
+        return Ok(());
+    }
+    recorder.record(Known::Lost { reason: reason.into() }).await?;
+    life::recover(recorder, record).await
 }

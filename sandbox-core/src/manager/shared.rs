@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::Inner;
+use super::{Inner, Recorder, life, lifetime};
 use crate::{
     BackendId, Draft, Error, ErrorKind, Instance, Known, Result, SandboxBackend, SandboxEvent,
     SandboxId, SandboxState, guest::Link, record::Record,
@@ -53,12 +53,8 @@ impl Shared {
     /// The record as the journal has it now.
     pub(crate) async fn record(&self, inner: &Inner) -> Result<Record> {
         self.try_record(inner).await?.ok_or_else(|| {
-            Error::new(
-                ErrorKind::NotFound,
-                "open",
-                "there is no such sandbox in this journal",
-            )
-            .with_sandbox(&self.id)
+            Error::new(ErrorKind::NotFound, "open", "there is no such sandbox in this journal")
+                .with_sandbox(&self.id)
         })
     }
 
@@ -94,11 +90,7 @@ impl Shared {
         {
             record.apply_all(std::slice::from_ref(&*event));
         }
-        let pending = Pending {
-            event: Arc::clone(&event),
-            sink,
-            call: call.clone(),
-        };
+        let pending = Pending { event: Arc::clone(&event), sink, call: call.clone() };
         self.pending().push_back(pending);
         self.arrived.notify_waiters();
         Ok(event)
@@ -120,7 +112,7 @@ impl Shared {
     ///
     /// `Lost` (recorded, once) if the instance is gone; `Conflict` if the sandbox is in a state in which
     /// nothing runs.
-    pub(crate) async fn link(&self, inner: &Inner) -> Result<Arc<Link>> {
+    pub(crate) async fn link(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<Arc<Link>> {
         loop {
             let record = self.record(inner).await?;
             let instance = running_instance(&record)?;
@@ -134,7 +126,7 @@ impl Shared {
             let backend = inner.backend(&instance.backend)?;
             match connect(&*backend, &instance).await {
                 Ok(link) => {
-                    let link = Arc::new(link);
+                    let link = keep(link, &record);
                     *slot = Some(Arc::clone(&link));
                     return Ok(link);
                 }
@@ -154,27 +146,38 @@ impl Shared {
 
     /// Uses this connection from now on.
     pub(super) async fn relink(&self, link: Link) {
-        *self.link.lock().await = Some(Arc::new(link));
+        let record = self.cached().clone();
+        let link = match &record {
+            Some(record) => keep(link, record),
+            None => Arc::new(link),
+        };
+        *self.link.lock().await = Some(link);
     }
 
     /// Records that the instance is gone, unless that is known, or another one has taken its place
     /// meanwhile.
-    async fn note_loss(&self, inner: &Inner, instance: &Instance, error: &Error) -> Result<()> {
+    async fn note_loss(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        instance: &Instance,
+        error: &Error,
+    ) -> Result<()> {
         // Whoever is just replacing the instance gets to finish.
         let _lock = inner.journal.lock(&self.id).await?;
         let record = self.record(inner).await?;
         if running_instance(&record)?.id != instance.id {
             return Ok(());
         }
-        let reason = error.to_string();
-        let draft = Draft {
-            sandbox: self.id.clone(),
-            turn: None,
-            consumer: record.consumer,
-            kind: Known::Lost { reason }.into(),
-        };
-        self.append(inner, draft, 0, &Weak::new()).await?;
-        Ok(())
+        let recorder = Recorder::of_nobody(inner, self, record.consumer.clone());
+        if let Some(reason) = lifetime::is_over(&record) {
+            recorder.record(Known::Expired { reason: reason.into() }).await?;
+            return Ok(());
+        }
+        recorder.record(Known::Lost { reason: error.to_string() }).await?;
+        if let Err(failed) = life::recover(&recorder, &record).await {
+            tracing::warn!(error = %failed, "a lost sandbox could not be brought back");
+        }
+        Err(error.clone().with_sandbox(&self.id))
     }
 
     fn cached(&self) -> MutexGuard<'_, Option<Record>> {
@@ -186,13 +189,18 @@ impl Shared {
     }
 }
 
+/// A connection that renews its sandbox's lease as long as it lives.
+fn keep(link: Link, record: &Record) -> Arc<Link> {
+    let link = Arc::new(link);
+    if let Some(lease) = record.spec.lifetime.lease_seconds {
+        lifetime::keep_lease(&link, record.expires_at, lease);
+    }
+    link
+}
+
 /// Connects to an instance's guest and greets it.
 pub(super) async fn connect(backend: &dyn SandboxBackend, instance: &Instance) -> Result<Link> {
-    let named = |error: Error| {
-        error
-            .with_backend(&backend.id())
-            .with_sandbox(&instance.sandbox)
-    };
+    let named = |error: Error| error.with_backend(&backend.id()).with_sandbox(&instance.sandbox);
     let stream = backend.connect(instance).await.map_err(named)?;
     match Link::connect(stream, &instance.id).await {
         Ok(link) => Ok(link),
@@ -223,6 +231,9 @@ pub(crate) fn running_instance(record: &Record) -> Result<Instance> {
                 "its instance is gone (the history says why); rewind it to a snapshot, or destroy it",
             );
         }
+        SandboxState::Expired => {
+            return refuse(ErrorKind::Lost, "its time was over; destroy it and make another");
+        }
         SandboxState::Requested | SandboxState::Provisioning => {
             return refuse(ErrorKind::Conflict, "it is still being made");
         }
@@ -242,15 +253,9 @@ impl Inner {
     pub(crate) fn backend(&self, id: &BackendId) -> Result<Arc<dyn SandboxBackend>> {
         let found = self.backends.iter().find(|backend| backend.id() == *id);
         found.cloned().ok_or_else(|| {
-            let known: Vec<String> = self
-                .backends
-                .iter()
-                .map(|backend| backend.id().to_string())
-                .collect();
-            let message = format!(
-                "this manager has no backend {id}; it has: {}",
-                known.join(", ")
-            );
+            let known: Vec<String> =
+                self.backends.iter().map(|backend| backend.id().to_string()).collect();
+            let message = format!("this manager has no backend {id}; it has: {}", known.join(", "));
             Error::new(ErrorKind::Unavailable, "choose a backend", message).retryable(false)
         })
     }

@@ -7,6 +7,7 @@ use sandbox_guest::{Request, Response};
 use super::{
     Inner, Recorder, SandboxManager, Shared,
     create::provision_and_greet,
+    life::remove_old,
     shared::{connect, running_instance},
 };
 use crate::{
@@ -28,11 +29,7 @@ impl SandboxManager {
             }
         }
         let message = format!("there is no snapshot {id} in this journal");
-        Err(Error::new(
-            ErrorKind::NotFound,
-            "find the snapshot",
-            message,
-        ))
+        Err(Error::new(ErrorKind::NotFound, "find the snapshot", message))
     }
 }
 
@@ -44,8 +41,8 @@ pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapsh
     let link = shared.link(&inner).await?;
     let record = shared.record(&inner).await?;
     let snapshot = SnapshotId::new();
-    let mut successor = inner.provision(&shared, record.spec.clone(), record.generation, None);
-    successor.from = record.based_on_data();
+    let from = record.based_on_data();
+    let successor = inner.provision_again(&shared, &record, record.generation, from);
     recorder
         .record(Known::SnapshotRequested {
             snapshot: snapshot.clone(),
@@ -53,12 +50,8 @@ pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapsh
             successor: successor.instance.clone(),
         })
         .await?;
-    let request = SnapshotRequest::new(
-        running_instance(&record)?,
-        snapshot.clone(),
-        false,
-        successor,
-    );
+    let request =
+        SnapshotRequest::new(running_instance(&record)?, snapshot.clone(), false, successor);
     match take(&inner, &shared, &link, request).await {
         Ok(taken) => {
             let parent = record.based_on.clone();
@@ -82,18 +75,9 @@ pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapsh
         }
         Err(error) => {
             let operation = "snapshot".to_owned();
-            recorder
-                .record(Known::Failed {
-                    operation,
-                    error: error.to_string(),
-                })
-                .await?;
+            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
             if error.kind() == ErrorKind::Lost {
-                recorder
-                    .record(Known::Lost {
-                        reason: error.to_string(),
-                    })
-                    .await?;
+                recorder.record(Known::Lost { reason: error.to_string() }).await?;
             }
             Err(error)
         }
@@ -112,10 +96,7 @@ async fn take(
         Response::Frozen { idle } => idle,
         other => return Err(unexpected(&other)),
     };
-    let taken = backend
-        .snapshot(&request)
-        .await
-        .map_err(|error| error.with_backend(&backend.id()));
+    let taken = backend.snapshot(&request).await.map_err(|error| error.with_backend(&backend.id()));
     match &taken {
         Ok(taken) if taken.successor.is_some() => {
             shared.unlink().await;
@@ -142,21 +123,13 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
         let message = format!("it has no snapshot {snapshot}");
         return Err(Error::new(ErrorKind::NotFound, "rewind", message));
     };
-    let possible = [
-        SandboxState::Ready,
-        SandboxState::Stopped,
-        SandboxState::Lost,
-    ];
+    let possible = [SandboxState::Ready, SandboxState::Stopped, SandboxState::Lost];
     if !possible.contains(&record.state) {
         running_instance(&record)?;
     }
     let generation = record.generation + 1;
-    let provision = inner.provision(
-        &shared,
-        record.spec.clone(),
-        generation,
-        Some(target.data.clone()),
-    );
+    let provision =
+        inner.provision(&shared, record.spec.clone(), generation, Some(target.data.clone()));
     recorder
         .record(Known::RewindRequested {
             snapshot: snapshot.clone(),
@@ -169,42 +142,88 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
         Ok(made) => made,
         Err(error) => {
             let operation = "rewind".to_owned();
-            recorder
-                .record(Known::Failed {
-                    operation,
-                    error: error.to_string(),
-                })
-                .await?;
+            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
             return Err(error);
         }
     };
     let (instance, link, _) = made;
     // From this record on, the new one is the sandbox.
-    recorder
-        .record(Known::Rewound {
-            snapshot,
-            instance,
-            generation,
-        })
-        .await?;
+    recorder.record(Known::Rewound { snapshot, instance, generation }).await?;
     shared.relink(link).await;
-    if let Some(old) = record.instance {
-        let old_backend = inner.backend(&old.backend)?;
-        if let Err(error) = old_backend.teardown(&old).await {
-            // It is not the sandbox's any more; whoever reaps finds it by its marks.
-            tracing::warn!(%error, "the instance before the rewind could not be removed");
-        }
-    }
+    remove_old(&inner, &record).await;
     Ok(())
+}
+
+/// Removes a snapshot. What others build on stays usable.
+pub(crate) async fn delete(recorder: Recorder, snapshot: SnapshotId) -> Result<()> {
+    let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
+    let _lock = inner.journal.lock(&shared.id).await?;
+    let record = shared.record(&inner).await?;
+    let Some(target) = record.snapshots.iter().find(|kept| kept.id == snapshot) else {
+        let message = format!("it has no snapshot {snapshot}");
+        return Err(Error::new(ErrorKind::NotFound, "delete the snapshot", message));
+    };
+    if record.based_on.as_ref() == Some(&snapshot) {
+        let message = format!(
+            "the sandbox runs from the snapshot {snapshot}; take another or rewind to another first"
+        );
+        return Err(Error::new(ErrorKind::Conflict, "delete the snapshot", message));
+    }
+    let backend = inner.backend(&target.data.backend)?;
+    backend
+        .delete_snapshot(&target.data)
+        .await
+        .map_err(|error| error.with_backend(&backend.id()))?;
+    recorder.record(Known::SnapshotDeleted { snapshot }).await?;
+    Ok(())
+}
+
+/// Which snapshots to keep when there are many. What fits none of the rules goes; the one that the
+/// sandbox runs from always stays.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct Retention {
+    /// The newest so many.
+    pub keep_last: usize,
+    /// Those with a label.
+    pub keep_labelled: bool,
+    /// Of what the former keep, the newest that together measure at most so much, in bytes. Snapshots
+    /// whose size the backend does not tell count as nothing.
+    pub max_total_size: Option<u64>,
+}
+
+impl Retention {
+    /// The snapshots to be removed, oldest first.
+    fn surplus(&self, record: &Record) -> Vec<SnapshotId> {
+        let mut total = 0_u64;
+        let mut surplus = Vec::new();
+        for (age, snapshot) in record.snapshots.iter().rev().enumerate() {
+            let wanted = age < self.keep_last || self.keep_labelled && !snapshot.label.is_empty();
+            total = total.saturating_add(snapshot.data.size.unwrap_or(0));
+            let fits = self.max_total_size.is_none_or(|max| total <= max);
+            if !(wanted && fits) && record.based_on.as_ref() != Some(&snapshot.id) {
+                surplus.push(snapshot.id.clone());
+            }
+        }
+        surplus.reverse();
+        surplus
+    }
+}
+
+/// Removes what a policy does not keep, and says what that was.
+pub(crate) async fn prune(recorder: Recorder, policy: Retention) -> Result<Vec<SnapshotId>> {
+    let record = recorder.shared.record(&recorder.inner).await?;
+    let surplus = policy.surplus(&record);
+    for snapshot in &surplus {
+        delete(recorder.clone(), snapshot.clone()).await?;
+    }
+    Ok(surplus)
 }
 
 impl Record {
     /// The data of the snapshot that the present filesystem came from.
     fn based_on_data(&self) -> Option<crate::SnapshotData> {
         let id = self.based_on.as_ref()?;
-        self.snapshots
-            .iter()
-            .find(|snapshot| snapshot.id == *id)
-            .map(|found| found.data.clone())
+        self.snapshots.iter().find(|snapshot| snapshot.id == *id).map(|found| found.data.clone())
     }
 }

@@ -299,11 +299,7 @@ impl Link {
                 let number = process.state().attachments;
                 tokio::spawn(async move {
                     tokio::time::sleep(GRACE).await;
-                    let state = process.state();
-                    let resumed = state.owner.is_some() || state.attachments != number;
-                    let wanted = resumed || state.detached || state.exit.is_some();
-                    drop(state);
-                    if !wanted {
+                    if process.state().is_abandoned(number) {
                         abandon(&guest, &process).await;
                     }
                 });

@@ -1,56 +1,44 @@
 //! A bridge between standard input and output and a Unix socket, for transports that offer only those.
 
-use std::{io, path::Path};
-
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::UnixStream,
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    net::Shutdown,
+    os::{fd::AsFd, unix::net::UnixStream},
+    path::Path,
 };
 
 use super::guest::errno_text;
 
+const BUFFER: usize = 64 * 1024;
+
 /// Carries bytes both ways until the socket's side has ended.
 pub(crate) fn main(path: &Path) -> Result<(), String> {
-    let name = |error: io::Error| format!("connect to {}: {}", path.display(), errno_text(&error));
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(name)?;
-    let done = runtime.block_on(async {
-        let socket = UnixStream::connect(path).await?;
-        let (mut from, mut to) = socket.into_split();
-        let mut stdin = stdio(0)?;
-        let mut stdout = stdio(1)?;
-        // The end of our input is passed on; the end of theirs is the end.
-        let there = async {
-            let done = pass(&mut stdin, &mut to).await;
-            let _ = to.shutdown().await;
-            done
-        };
-        let back = pass(&mut from, &mut stdout);
-        tokio::pin!(there, back);
-        tokio::select! {
-            done = &mut back => done,
-            done = &mut there => match done {
-                Ok(()) => back.await,
-                Err(error) => Err(error),
-            },
-        }
-    });
-    runtime.shutdown_background();
-    done.map_err(name)
+    bridge(path).map_err(|error| format!("connect to {}: {}", path.display(), errno_text(&error)))
 }
 
-async fn pass<R, W>(from: &mut R, to: &mut W) -> io::Result<()>
-where
-    R: AsyncRead + Unpin,
-    W: AsyncWrite + Unpin,
-{
-    let mut buffer = vec![0; 64 * 1024];
+fn bridge(path: &Path) -> io::Result<()> {
+    let mut socket = UnixStream::connect(path)?;
+    let mut there = socket.try_clone()?;
+    // Unbuffered: what comes in goes out at once.
+    let mut stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    // The end of our input is passed on; the end of theirs is the end.
+    std::thread::Builder::new().spawn(move || {
+        let _ = pass(&mut stdin, &mut there);
+        let _ = there.shutdown(Shutdown::Write);
+    })?;
+    pass(&mut socket, &mut stdout)
+}
+
+fn pass(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
     loop {
-        let count = from.read(&mut buffer).await?;
-        if count == 0 {
-            return Ok(());
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => to.write_all(&buffer[..count])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        to.write_all(&buffer[..count]).await?;
-        to.flush().await?;
     }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    guest::{Deadlines, Guest, lock, now_ms},
+    guest::{Deadlines, Guest, now_ms},
     sys, tree,
 };
 
@@ -38,11 +38,7 @@ impl Deadlines {
 pub(crate) async fn shut_down(guest: &Guest) -> ! {
     if !guest.alone {
         // The first process of a namespace takes the others with it; here they must be found.
-        let processes = lock(&guest.table).all();
-        for process in processes {
-            let _ = tree::kill(guest, &process).await;
-        }
-        let _ = tree::kill_strays(guest).await;
+        tree::kill_all(guest).await;
     }
     if let Some(path) = &guest.listen_path {
         let _ = std::fs::remove_file(path);

@@ -61,7 +61,7 @@ async fn stop_all(guest: &Guest) -> io::Result<bool> {
                 frozen.stopped.push(*entry);
             }
         }
-        if new.is_empty() && all.iter().all(|entry| matches!(entry.state, b'T' | b't')) {
+        if new.is_empty() && all.iter().all(|entry| is_still(entry, &all)) {
             return Ok(known.is_empty());
         }
         if begin.elapsed() > PATIENCE {
@@ -73,6 +73,13 @@ async fn stop_all(guest: &Guest) -> io::Result<bool> {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Whether a process is stopped, or waits (as after vfork) for a child that is.
+fn is_still(entry: &Entry, all: &[Entry]) -> bool {
+    let stopped = |entry: &Entry| matches!(entry.state, b'T' | b't');
+    stopped(entry)
+        || (entry.state == b'D' && all.iter().any(|e| e.parent == entry.pid && stopped(e)))
 }
 
 /// All processes but the guest's own, parents before children.

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::{fs::Mode, process};
 use sandbox_guest::Setup;
-use tokio::{io::unix::AsyncFd, io::Interest};
+use tokio::io::Interest;
 
 use super::{
     deadline,
@@ -111,7 +111,7 @@ fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
     runtime.block_on(async move {
         let listener = tokio::net::UnixListener::from_std(listener)?;
         let signals = sys::signal_fd(&[libc::SIGCHLD, libc::SIGTERM])?;
-        let signals = AsyncFd::with_interest(signals, Interest::READABLE)?;
+        let signals = sys::watch(signals, Interest::READABLE)?;
         tokio::spawn(deadline::watch(Arc::clone(&guest)));
         tokio::spawn(serve::listen(Arc::clone(&guest), listener));
         loop {

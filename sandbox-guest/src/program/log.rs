@@ -141,12 +141,6 @@ impl Log {
         }
     }
 
-    /// Forgets all.
-    pub(crate) fn clear(&mut self) {
-        self.store = Store::Memory(VecDeque::new());
-        self.begin = self.end;
-    }
-
     fn forget(&mut self, offset: u64) {
         let Store::Memory(bytes) = &mut self.store else { return };
         let count = offset.min(self.end).saturating_sub(self.begin) as usize;

@@ -2,6 +2,7 @@
 
 mod attach;
 mod connect;
+mod copy_data;
 mod deadline;
 mod enter;
 mod exec;

@@ -114,6 +114,14 @@ impl Process {
     }
 }
 
+impl State {
+    /// Whether it runs for nobody, since the attachment that was the last when its client went.
+    pub(crate) fn is_abandoned(&self, last: u64) -> bool {
+        let resumed = self.owner.is_some() || self.attachments != last;
+        !resumed && !self.detached && self.exit.is_none()
+    }
+}
+
 /// All processes that are known.
 #[derive(Default)]
 pub(crate) struct Table {
@@ -183,10 +191,6 @@ impl Table {
             self.ended_memory -= memory;
         }
         self.remove(process);
-    }
-
-    pub(crate) fn all(&self) -> Vec<Arc<Process>> {
-        self.processes.values().cloned().collect()
     }
 
     pub(crate) fn list(&self) -> Vec<ProcessInfo> {

@@ -16,7 +16,7 @@ use super::{
     process::Process,
     spawn::{self, Ends, explain},
     supervisor::{Begun, Ended, Stage},
-    tree,
+    sys, tree,
 };
 
 /// How much is read at once.
@@ -341,7 +341,7 @@ impl Pump {
 
 fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     rustix::io::ioctl_fionbio(&fd, true)?;
-    AsyncFd::with_interest(fd, interest)
+    sys::watch(fd, interest)
 }
 
 /// Reads what is there; 0 is the end, which a terminal calls an error.

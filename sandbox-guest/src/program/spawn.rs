@@ -13,7 +13,7 @@ use rustix::{
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
     termios::{Winsize, tcsetwinsize},
 };
-use sandbox_guest::{Bytes, Failure, FailureKind, PtySize, Start};
+use sandbox_guest::{Failure, FailureKind, PtySize, Start};
 
 use super::{
     guest::{Guest, failure, lock, system},
@@ -144,7 +144,7 @@ fn is_there(start: &Start) -> bool {
 }
 
 fn working_directory(guest: &Guest, start: &Start) -> Vec<u8> {
-    absolute(guest, start.cwd.as_deref().map_or(&[], Vec::as_slice))
+    absolute(guest, start.cwd.as_deref().map_or(&[][..], |cwd| cwd))
 }
 
 /// A path that begins at the workspace if it is relative.
@@ -291,17 +291,6 @@ fn limits(guest: &Guest, start: &Start) -> Vec<Limit> {
             Some(Limit { resource, soft: value, hard: value })
         })
         .collect()
-}
-
-/// Bytes of the wire as a vector's slice.
-trait AsSlice {
-    fn as_slice(&self) -> &[u8];
-}
-
-impl AsSlice for Bytes {
-    fn as_slice(&self) -> &[u8] {
-        self
-    }
 }
 
 #[cfg(test)]

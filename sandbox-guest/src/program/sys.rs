@@ -8,6 +8,8 @@ use std::{
     ptr,
 };
 
+use tokio::io::{Interest, unix::AsyncFd};
+
 /// A process id as the kernel counts them.
 pub(crate) type Pid = i32;
 
@@ -120,25 +122,24 @@ pub(crate) fn take_fd(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The number of a descriptor above 2, whose flags a child may change.
-pub(crate) fn duplicate_above_stdio(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: makes a new descriptor of an open one.
-    let new = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
-    if new == -1 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just made, and owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(new) })
-}
-
 /// Gives every signal its default disposition and blocks them all, for this thread and those it
 /// starts: nothing interrupts, and children have only the mask to undo.
 pub(crate) fn block_signals() {
+    default_dispositions();
+    set_mask(libc::SIG_BLOCK, true);
+}
+
+/// Gives every signal its default disposition and lets it through, as a new program expects it.
+pub(crate) fn default_signals() {
+    default_dispositions();
+    unblock_signals();
+}
+
+fn default_dispositions() {
     for signal in 1..=64 {
         // SAFETY: sets a default disposition; refused for those that cannot have another.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    set_mask(libc::SIG_BLOCK, true);
 }
 
 /// Lets every signal through again. Safe after a fork.
@@ -178,6 +179,14 @@ pub(crate) fn signal_fd(signals: &[c_int]) -> io::Result<OwnedFd> {
     }
     // SAFETY: just made, and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Has the runtime watch a descriptor.
+pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is owned and given away whole, so that it stays open and the same for as
+    // long as it is watched.
+    let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
+    watched.map_err(io::Error::from)
 }
 
 /// Reads one signal's number; `WouldBlock` when there is none.

@@ -25,6 +25,10 @@ use super::{
 /// A kill gives up after this; nothing is known that resists so long, save a process in a disk wait.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often everything is told to stop before it is killed. Once is enough but for what forks right
+/// then, and for what waits in the kernel, which will not start anything.
+const STOP_ROUNDS: usize = 10;
+
 /// A process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -158,6 +162,15 @@ pub(crate) async fn kill_because(
     kill(guest, process).await
 }
 
+/// Kills all that any supervisor started.
+pub(crate) async fn kill_all(guest: &Guest) {
+    let supervisors: Vec<Pid> = lock(&guest.supervisors).iter().copied().collect();
+    for supervisor in supervisors {
+        let _ = kill_target(guest, Target::Supervised(supervisor)).await;
+    }
+    let _ = kill_strays(guest).await;
+}
+
 /// Kills what a killed supervisor left to the guest.
 pub(crate) async fn kill_strays(guest: &Guest) -> io::Result<()> {
     kill_target(guest, Target::Strays).await
@@ -189,18 +202,10 @@ fn members(guest: &Guest, target: Target) -> io::Result<Vec<Entry>> {
 
 async fn kill_target(guest: &Guest, target: Target) -> io::Result<()> {
     let begin = Instant::now();
+    let mut killed: HashSet<(Pid, u64)> = HashSet::new();
     let mut pause = Duration::from_micros(200);
     loop {
-        // Everything is stopped first, so that nothing can start more of it meanwhile.
-        let mut stopped: HashSet<(Pid, u64)> = HashSet::new();
-        let mut members = members(guest, target)?;
-        while stop_new(&members, &mut stopped) {
-            if begin.elapsed() > PATIENCE {
-                break;
-            }
-            tokio::task::yield_now().await;
-            members = self::members(guest, target)?;
-        }
+        let mut members = self::members(guest, target)?;
         if members.is_empty() {
             return Ok(());
         }
@@ -208,7 +213,22 @@ async fn kill_target(guest: &Guest, target: Target) -> io::Result<()> {
             let left = members.len();
             return Err(io::Error::other(format!("{left} processes cannot be killed")));
         }
-        signal_all(&members, libc::SIGKILL);
+        // The killed take a moment to die; only others are news.
+        if members.iter().any(|entry| !killed.contains(&(entry.pid, entry.start))) {
+            // Everything is stopped first, so that nothing can start more of it meanwhile.
+            for _ in 0..STOP_ROUNDS {
+                let moving: Vec<Entry> =
+                    members.iter().filter(|entry| !entry.is_stopped()).copied().collect();
+                if moving.is_empty() {
+                    break;
+                }
+                signal_all(&moving, libc::SIGSTOP);
+                tokio::task::yield_now().await;
+                members = self::members(guest, target)?;
+            }
+            signal_all(&members, libc::SIGKILL);
+            killed.extend(members.iter().map(|entry| (entry.pid, entry.start)));
+        }
         if let Target::Supervised(supervisor) = target
             && lock(&guest.supervisors).contains(&supervisor)
         {
@@ -220,25 +240,18 @@ async fn kill_target(guest: &Guest, target: Target) -> io::Result<()> {
     }
 }
 
-/// Stops those that are not stopped yet; whether there were any.
-fn stop_new(members: &[Entry], stopped: &mut HashSet<(Pid, u64)>) -> bool {
-    let new: Vec<Entry> =
-        members.iter().filter(|entry| stopped.insert((entry.pid, entry.start))).copied().collect();
-    signal_all(&new, libc::SIGSTOP);
-    !new.is_empty()
-}
-
-/// Signals each, and each one's process group: that is one step for the kernel, which no fork in the
-/// group can slip through. A group never spans two trees, since each command begins a session.
+/// Signals each process group as a whole: that is one step for the kernel, which no fork in the group
+/// can slip through. A group never spans two trees, since each command begins a session.
 fn signal_all(members: &[Entry], signal: c_int) {
     let own = sys::own_group();
     let mut groups = HashSet::new();
     for entry in members {
         // A command that has not left the guest's session yet is still in the guest's group.
-        if entry.group > 1 && entry.group != own && groups.insert(entry.group) {
+        if entry.group <= 1 || entry.group == own {
+            let _ = entry.signal(signal);
+        } else if groups.insert(entry.group) {
             let _ = sys::kill(-entry.group, signal);
         }
-        let _ = entry.signal(signal);
     }
 }
 

@@ -1,0 +1,173 @@
+//! What it costs, beside what it would cost without the SDK, in one run on one machine.
+//!
+//! Prints a JSON line for each figure:
+//! `{"metric": …, "backend": …, "value": …, "unit": …, "peer": …, "peer_value": …, "ratio": …}`, `ratio`
+//! being `value / peer_value`. Messages go to stderr. `--quick` takes less than two minutes.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs talk to people")]
+
+use std::{
+    path::Path,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use sandbox_bwrap::BwrapBackend;
+use sandbox_core::{Command, CreateSandbox, Sandbox, SandboxManager, Suppressed};
+use sandbox_examples::Outcome;
+
+const SINK: Suppressed = Suppressed;
+
+#[tokio::main]
+async fn main() -> Outcome {
+    let quick = std::env::args().any(|argument| argument == "--quick");
+    let state = tempfile::Builder::new().prefix("bench-").tempdir()?;
+    let workspace = tempfile::tempdir()?;
+    let backend = BwrapBackend::builder().state_dir(state.path().join("bwrap")).build()?;
+    let manager =
+        SandboxManager::builder().state_dir(state.path()).backend(backend).build().await?;
+    let rounds = if quick { 400 } else { 2000 };
+    let repeats = if quick { 15 } else { 60 };
+
+    round_trips(&manager, workspace.path(), rounds).await?;
+    creation(&manager, workspace.path(), repeats).await?;
+    snapshots(&manager, workspace.path(), repeats.min(20)).await?;
+    rewinds(&manager, workspace.path(), repeats).await
+}
+
+/// `/bin/true` in a warm sandbox, beside a plain spawn on the host, and bwrap started for each command.
+async fn round_trips(manager: &SandboxManager, workspace: &Path, rounds: usize) -> Outcome {
+    eprintln!("round trips of /bin/true: {rounds}");
+    let sandbox = create(manager, workspace).await?;
+    let (mut ours, mut host, mut bwrap) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..rounds + 20 {
+        let sdk = timed(sandbox.exec(Command::new("/bin/true"), &SINK)).await?;
+        let plain = timed(succeed(tokio::process::Command::new("/bin/true"))).await?;
+        // The first ones warm up.
+        if n >= 20 {
+            ours.push(sdk);
+            host.push(plain);
+            if n % 4 == 0 {
+                bwrap.push(timed(succeed(bare_bwrap())).await?);
+            }
+        }
+    }
+    sandbox.destroy(&SINK).await?;
+    let spawn = "tokio::process on the host";
+    report("exec_round_trip_p50", percentile(&ours, 50), spawn, percentile(&host, 50));
+    report("exec_round_trip_p99", percentile(&ours, 99), spawn, percentile(&host, 99));
+    let each = "bwrap started for each command";
+    report("exec_round_trip_p50", percentile(&ours, 50), each, percentile(&bwrap, 50));
+    Ok(())
+}
+
+/// From the request to the first answered command, beside a bare `bwrap … true`.
+async fn creation(manager: &SandboxManager, workspace: &Path, repeats: usize) -> Outcome {
+    eprintln!("creations: {repeats}");
+    let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..repeats {
+        let start = Instant::now();
+        let sandbox = create(manager, workspace).await?;
+        sandbox.exec(Command::new("/bin/true"), &SINK).await?;
+        ours.push(start.elapsed());
+        sandbox.destroy(&SINK).await?;
+        bare.push(timed(succeed(bare_bwrap())).await?);
+    }
+    let peer = "bwrap … true";
+    report("create_to_first_command_p50", percentile(&ours, 50), peer, percentile(&bare, 50));
+    Ok(())
+}
+
+/// A snapshot of an idle sandbox after a small and after a large change, in turn.
+async fn snapshots(manager: &SandboxManager, workspace: &Path, repeats: usize) -> Outcome {
+    eprintln!("snapshots: {repeats} of each size");
+    let (mut small, mut large) = (Vec::new(), Vec::new());
+    for _ in 0..repeats {
+        for (megabytes, files, times) in [(2, 20, &mut small), (200, 2000, &mut large)] {
+            let sandbox = create(manager, workspace).await?;
+            change(&sandbox, megabytes, files).await?;
+            times.push(timed(sandbox.snapshot("", &SINK)).await?);
+            sandbox.destroy(&SINK).await?;
+        }
+    }
+    let (small, large) = (percentile(&small, 50), percentile(&large, 50));
+    report("snapshot_2mb", small, "snapshot_200mb", large);
+    report("snapshot_200mb", large, "snapshot_2mb", small);
+    Ok(())
+}
+
+/// A rewind, beside the creation of a sandbox.
+async fn rewinds(manager: &SandboxManager, workspace: &Path, repeats: usize) -> Outcome {
+    eprintln!("rewinds: {repeats}");
+    let (mut ours, mut creations) = (Vec::new(), Vec::new());
+    let sandbox = create(manager, workspace).await?;
+    change(&sandbox, 2, 20).await?;
+    let snapshot = sandbox.snapshot("", &SINK).await?;
+    for _ in 0..repeats {
+        change(&sandbox, 1, 10).await?;
+        ours.push(timed(sandbox.rewind(&snapshot.id, &SINK)).await?);
+        let start = Instant::now();
+        let other = create(manager, workspace).await?;
+        creations.push(start.elapsed());
+        other.destroy(&SINK).await?;
+    }
+    sandbox.destroy(&SINK).await?;
+    report("rewind_p50", percentile(&ours, 50), "creation", percentile(&creations, 50));
+    Ok(())
+}
+
+async fn create(manager: &SandboxManager, workspace: &Path) -> Outcome<Sandbox> {
+    Ok(manager.create(CreateSandbox::new().workspace(workspace), &SINK).await?)
+}
+
+/// Writes so many megabytes in so many files.
+async fn change(sandbox: &Sandbox, megabytes: usize, files: usize) -> Outcome {
+    let each = megabytes * 1024 * 1024 / files;
+    let text = format!(
+        "i=0; while [ $i -lt {files} ]; do head -c {each} /dev/zero > changed-$i; i=$((i+1)); done"
+    );
+    let run = sandbox.exec(Command::shell(text), &SINK).await?;
+    if run.outcome.is_success() { Ok(()) } else { Err(run.stderr.text().into()) }
+}
+
+/// A sandbox of one command, as a harness without a warm one would make it.
+fn bare_bwrap() -> tokio::process::Command {
+    let mut command = tokio::process::Command::new("bwrap");
+    command.args([
+        "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink",
+        "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
+        "/bin/true",
+    ]);
+    command
+}
+
+async fn succeed(mut command: tokio::process::Command) -> Outcome {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = command.output().await?;
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned().into())
+    }
+}
+
+async fn timed<T, E>(work: impl Future<Output = Result<T, E>>) -> Result<Duration, E> {
+    let start = Instant::now();
+    work.await?;
+    Ok(start.elapsed())
+}
+
+fn percentile(times: &[Duration], percent: usize) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(at).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
+}
+
+fn report(metric: &str, value: f64, peer: &str, peer_value: f64) {
+    let round = |figure: f64| (figure * 1000.0).round() / 1000.0;
+    let line = serde_json::json!({
+        "metric": metric, "backend": "bwrap", "value": round(value), "unit": "ms",
+        "peer": peer, "peer_value": round(peer_value), "ratio": round(value / peer_value),
+    });
+    println!("{line}");
+}

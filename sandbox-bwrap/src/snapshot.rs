@@ -1,0 +1,430 @@
+//! Snapshots: layers that no instance writes to any more.
+//!
+//! A layer is what one instance changed, for the root and for the workspace, as overlayfs wrote it. It
+//! stands on the layers that the instance stood on; its `meta.json` lists them. A layer never changes, so
+//! it is shared by all that stand on it, and it goes when the last of them does.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use rustix::fs::FlockOperation;
+use sandbox_core::{
+    BackendId, Error, ErrorKind, InstanceId, Result, SnapshotData, SnapshotId, SnapshotRequest,
+    SnapshotTaken,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    backend::Shared,
+    config::{RunAs, State},
+    error::{ID, at, blocking, failed, lost},
+    instance::{self, InstanceDir, Marks, PARTS, private_dir, write_json},
+    launch,
+    plan::{self, MAX_LAYERS},
+    process::Worker,
+    staging::{Kind, Wanted},
+    tree,
+};
+
+const OPERATION: &str = "snapshot";
+const META: &str = "meta.json";
+const NEW: &str = ".new-";
+const DELETED: &str = ".deleted-";
+
+/// What a layer's directory says about it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Meta {
+    id: SnapshotId,
+    /// All layers that it takes to see the snapshot, lowest first; the last is this one.
+    stack: Vec<SnapshotId>,
+    created_at: Timestamp,
+    /// The instance whose upper layer this was, if it was not copied: until the instance has a successor
+    /// it needs this layer.
+    sealed_from: Option<InstanceId>,
+    /// Who made it, to tell whether it is still being made.
+    worker: Worker,
+}
+
+/// The part of [`SnapshotData::data`] that is read again.
+#[derive(Debug, Serialize, Deserialize)]
+struct Data {
+    layers: Vec<SnapshotId>,
+    root: PathBuf,
+    workspace: PathBuf,
+}
+
+/// The layers that a snapshot takes, lowest first.
+pub(crate) fn layers_of(operation: &'static str, snapshot: &SnapshotData) -> Result<Vec<SnapshotId>> {
+    if snapshot.backend.as_str() != ID {
+        let message = format!("{} is a snapshot of the backend {}", snapshot.id, snapshot.backend);
+        return Err(Error::unsupported(operation, message));
+    }
+    let data: Data = serde_json::from_value(snapshot.data.clone())
+        .map_err(|error| failed(operation, format!("the data of {}", snapshot.id)).with_source(error))?;
+    Ok(data.layers)
+}
+
+/// That all layers are there; to be called with the state's lock.
+pub(crate) fn check_layers(
+    operation: &'static str,
+    state: &State,
+    layers: &[SnapshotId],
+) -> Result<()> {
+    if layers.len() > MAX_LAYERS {
+        return Err(too_many(operation, layers.len()));
+    }
+    for layer in layers {
+        if !state.layers().join(layer.as_str()).is_dir() {
+            let message = format!(
+                "the layer {layer} is not in {}; its snapshot was deleted, or made with another state \
+                 directory",
+                state.root.display()
+            );
+            return Err(Error::new(ErrorKind::NotFound, operation, message));
+        }
+    }
+    Ok(())
+}
+
+fn too_many(operation: &'static str, layers: usize) -> Error {
+    let message = format!(
+        "a sandbox would stand on {layers} layers, and the kernel takes {MAX_LAYERS}; go on from an \
+         earlier snapshot, or in a new sandbox on a copy of the workspace"
+    );
+    Error::new(ErrorKind::LimitExceeded, operation, message)
+}
+
+/// What a fresh upper layer has to look like from outside: the topmost of those below it.
+pub(crate) fn topmost(state: &State, layers: &[SnapshotId]) -> [PathBuf; 2] {
+    let top = layers.last().map(|top| state.layers().join(top.as_str()));
+    PARTS.map(|part| top.as_ref().map(|top| top.join(part)).unwrap_or_default())
+}
+
+/// Takes a snapshot, in constant time if the instance may be replaced.
+pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<SnapshotTaken> {
+    let dir = InstanceDir::of(&shared.state, &request.instance.id);
+    let (marks, runs) = {
+        let dir = dir.clone();
+        blocking(OPERATION, move || {
+            let read = dir.marks().and_then(|marks| Ok((marks, dir.guest()?.is_some())));
+            let (marks, runs) = read.map_err(at(OPERATION, &dir.fs()))?;
+            let gone = || lost(OPERATION, format!("the instance {} is gone", dir.id));
+            Ok((marks.ok_or_else(gone)?, runs))
+        })
+        .await?
+    };
+    let mut layers = marks.layers.clone();
+    layers.push(request.snapshot.clone());
+    if layers.len() > MAX_LAYERS {
+        return Err(too_many(OPERATION, layers.len()));
+    }
+    if request.idle && runs {
+        // Not to be left half way: the instance would be stopped, its files a layer.
+        let (shared, request) = (shared.clone(), request.clone());
+        let whole = tokio::spawn(async move { replace(&shared, &dir, marks, layers, request).await });
+        whole.await.map_err(|error| failed(OPERATION, "replacing the instance").with_source(error))?
+    } else {
+        let data = copy(shared, &dir, &marks, layers, &request.snapshot).await?;
+        Ok(SnapshotTaken { data, successor: None })
+    }
+}
+
+/// Makes the instance's upper layer the snapshot, and a new instance on top of it.
+async fn replace(
+    shared: &Shared,
+    dir: &InstanceDir,
+    marks: Marks,
+    layers: Vec<SnapshotId>,
+    request: SnapshotRequest,
+) -> Result<SnapshotTaken> {
+    let id = request.snapshot.clone();
+    {
+        let (shared, dir, layers) = (shared.clone(), dir.clone(), layers.clone());
+        blocking(OPERATION, move || {
+            dir.kill().map_err(at(OPERATION, &dir.fs()))?;
+            seal(&shared.state, &dir, &layers)
+        })
+        .await?;
+    }
+    let data = describe(&shared.state, &id, &layers)?;
+    let why = match shared.provision_on(&request.successor, layers).await {
+        Ok(successor) => {
+            let (shared, dir) = (shared.clone(), dir.clone());
+            // What is left of the old one is for the inventory if this fails: the snapshot is taken.
+            if let Err(error) = blocking(OPERATION, move || dir.remove(&shared.state)).await {
+                tracing::warn!(%error, "the instance before the snapshot could not be removed");
+            }
+            return Ok(SnapshotTaken { data, successor: Some(successor) });
+        }
+        Err(why) => why,
+    };
+    let restored = async {
+        {
+            let (shared, dir, id) = (shared.clone(), dir.clone(), id.clone());
+            blocking(OPERATION, move || unseal(&shared.state, &dir, &id)).await?;
+        }
+        let mut before = request.successor.clone();
+        before.instance = dir.id.clone();
+        shared.start_again(dir, marks, &before).await
+    };
+    match restored.await {
+        Ok(_) => Err(why),
+        Err(error) => {
+            let message = format!(
+                "the new instance did not come up ({why}), and neither did the old one again ({error}); \
+                 its files are kept in {}",
+                shared.state.root.display()
+            );
+            Err(lost(OPERATION, message).with_source(why))
+        }
+    }
+}
+
+fn describe(state: &State, id: &SnapshotId, layers: &[SnapshotId]) -> Result<SnapshotData> {
+    let layer = state.layers().join(id.as_str());
+    let [root, workspace] = PARTS.map(|part| layer.join(part));
+    let data = serde_json::to_value(Data { layers: layers.to_vec(), root, workspace })
+        .map_err(|error| failed(OPERATION, "the snapshot's data").with_source(error))?;
+    Ok(SnapshotData { id: id.clone(), backend: BackendId::new(ID), size: None, data })
+}
+
+/// Makes a layer's directory, under the name of one that is not whole yet.
+fn begin(state: &State, layers: &[SnapshotId], sealed_from: Option<InstanceId>) -> Result<PathBuf> {
+    let Some(id) = layers.last() else { return Err(failed(OPERATION, "no layer to make")) };
+    let path = state.layers().join(format!("{NEW}{id}"));
+    let make = || {
+        private_dir(&path)?;
+        // For the user that sandboxes run as.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o711))?;
+        let meta = Meta {
+            id: id.clone(),
+            stack: layers.to_vec(),
+            created_at: Timestamp::now(),
+            sealed_from,
+            worker: Worker::this()?,
+        };
+        write_json(&path.join(META), &meta)
+    };
+    make().map_err(at(OPERATION, &path))?;
+    Ok(path)
+}
+
+fn seal(state: &State, dir: &InstanceDir, layers: &[SnapshotId]) -> Result<()> {
+    let path = begin(state, layers, Some(dir.id.clone()))?;
+    finish_seal(dir, &path).map_err(at(OPERATION, &path))
+}
+
+/// Moves what is left to move, and gives the layer its name.
+fn finish_seal(dir: &InstanceDir, path: &Path) -> io::Result<()> {
+    for part in PARTS {
+        match fs::rename(dir.upper(part), path.join(part)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path.join(part).is_dir() => {}
+            result => result?,
+        }
+    }
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    fs::rename(path, path.with_file_name(name.trim_start_matches(NEW)))
+}
+
+/// Takes a seal back.
+fn unseal(state: &State, dir: &InstanceDir, id: &SnapshotId) -> Result<()> {
+    let path = state.layers().join(id.as_str());
+    for part in PARTS {
+        fs::rename(path.join(part), dir.upper(part)).map_err(at(OPERATION, &path))?;
+    }
+    tree::remove(&path).map_err(at(OPERATION, &path))
+}
+
+/// What a crash between a seal and the old instance's removal leaves behind: an instance without an
+/// upper layer. The layer then becomes the topmost of those it stands on; says whether that was so.
+pub(crate) fn adopt_sealed(state: &State, dir: &InstanceDir, marks: &mut Marks) -> Result<bool> {
+    if PARTS.iter().all(|part| dir.upper(part).is_dir()) {
+        return Ok(false);
+    }
+    for (path, meta) in metas(state)? {
+        if meta.sealed_from.as_ref() == Some(&dir.id) && !marks.layers.contains(&meta.id) {
+            if is_new(&path) {
+                finish_seal(dir, &path).map_err(at("start", &path))?;
+            }
+            marks.layers = meta.stack;
+            return Ok(true);
+        }
+    }
+    Err(lost("start", format!("the files of the instance {} are gone", dir.id)))
+}
+
+/// Copies the instance's upper layer. Its processes stand still meanwhile.
+async fn copy(
+    shared: &Shared,
+    dir: &InstanceDir,
+    marks: &Marks,
+    layers: Vec<SnapshotId>,
+    id: &SnapshotId,
+) -> Result<SnapshotData> {
+    let upper = dir.fs().join("upper");
+    let run_as = marks.run_as;
+    let (wanted, half) = {
+        let (shared, layers) = (shared.clone(), layers.clone());
+        blocking(OPERATION, move || {
+            let path = begin(&shared.state, &layers, None)?;
+            let half = Half(path.clone());
+            let to = path.join("copy");
+            let made = private_dir(&to).and_then(|()| match run_as {
+                Some(RunAs { uid, gid }) => chown(&to, Some(uid), Some(gid)),
+                None => Ok(()),
+            });
+            made.map_err(at(OPERATION, &to))?;
+            let guest = launch::guest_dir(&shared)?;
+            let ours = |path| Wanted { what: "snapshot's part", path, kind: Kind::Ours };
+            Ok((vec![ours(guest), ours(upper), ours(to)], half))
+        })
+        .await?
+    };
+    let output = launch::run_helper(shared, OPERATION, wanted, |paths| {
+        let [guest, from, to] = paths else { return Vec::new() };
+        let mut arguments = plan::copy_arguments(guest, from, to);
+        arguments.extend(["/from".into(), "/to/upper".into()]);
+        arguments
+    })
+    .await?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let message = format!("copying the files: {} ({})", said.trim(), output.status);
+        return Err(failed(OPERATION, message));
+    }
+    let (state, id) = (shared.state.clone(), id.clone());
+    blocking(OPERATION, move || {
+        let path = half.0.clone();
+        let finish = || {
+            for part in PARTS {
+                fs::rename(path.join("copy/upper").join(part), path.join(part))?;
+            }
+            tree::remove(&path.join("copy"))?;
+            fs::rename(&path, state.layers().join(id.as_str()))
+        };
+        finish().map_err(at(OPERATION, &path))?;
+        describe(&state, &id, &layers)
+    })
+    .await
+}
+
+/// A layer that is being copied; what is left of it is removed with this.
+struct Half(PathBuf);
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        let path = std::mem::take(&mut self.0);
+        if path.exists() {
+            let remove = move || tree::remove(&path);
+            // Its removal may take long, and this may be an asynchronous task.
+            let _ = std::thread::Builder::new().name("sandbox-removal".into()).spawn(remove);
+        }
+    }
+}
+
+/// Removes a snapshot, or has it removed when nothing needs its layer any more.
+pub(crate) fn delete(state: &State, snapshot: &SnapshotData) -> Result<()> {
+    const OPERATION: &str = "delete snapshot";
+    let layers = state.layers();
+    if !layers.join(snapshot.id.as_str()).exists() {
+        return Ok(());
+    }
+    {
+        let _lock = state.lock(FlockOperation::LockExclusive).map_err(at(OPERATION, &state.root))?;
+        for (dir, marks) in instance::all(state)? {
+            if marks.layers.last() == Some(&snapshot.id) {
+                let message = format!(
+                    "the instance {} of {} runs from {}; rewind or destroy that sandbox first",
+                    dir.id, marks.request.sandbox, snapshot.id
+                );
+                return Err(Error::new(ErrorKind::Conflict, OPERATION, message));
+            }
+        }
+        let sign = layers.join(format!("{DELETED}{}", snapshot.id));
+        fs::write(&sign, []).map_err(at(OPERATION, &sign))?;
+    }
+    collect(state)
+}
+
+/// Removes deleted layers that nothing needs any more, and copies that a crash left half done.
+pub(crate) fn collect(state: &State) -> Result<()> {
+    const OPERATION: &str = "remove layers";
+    let layers = state.layers();
+    let names = |prefix: &str| -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        let entries = match fs::read_dir(&layers) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            entries => entries.map_err(at(OPERATION, &layers))?,
+        };
+        for entry in entries {
+            let name = entry.map_err(at(OPERATION, &layers))?.file_name();
+            let name = name.to_str().unwrap_or_default();
+            found.extend(name.strip_prefix(prefix).map(str::to_owned));
+        }
+        Ok(found)
+    };
+    for name in names(NEW)? {
+        let path = layers.join(format!("{NEW}{name}"));
+        let meta = read_meta(&path).map_err(at(OPERATION, &path))?;
+        if meta.is_some_and(|meta| meta.sealed_from.is_none() && !meta.worker.runs()) {
+            tree::remove(&path).map_err(at(OPERATION, &path))?;
+        }
+    }
+    let deleted = names(DELETED)?;
+    if deleted.is_empty() {
+        return Ok(());
+    }
+    let _lock = state.lock(FlockOperation::LockExclusive).map_err(at(OPERATION, &state.root))?;
+    let mut needed: BTreeSet<SnapshotId> = BTreeSet::new();
+    for (_, meta) in metas(state)? {
+        if !deleted.iter().any(|name| name == meta.id.as_str()) {
+            needed.extend(meta.stack);
+        }
+    }
+    for (dir, marks) in instance::all(state)? {
+        needed.extend(marks.layers);
+        // An instance whose upper layer is one of these by now.
+        needed.extend(metas(state)?.into_iter().filter_map(|(_, meta)| {
+            (meta.sealed_from.as_ref() == Some(&dir.id)).then_some(meta.id)
+        }));
+    }
+    for name in deleted.iter().filter(|name| !needed.iter().any(|id| id.as_str() == *name)) {
+        let path = layers.join(name);
+        tree::remove(&path).map_err(at(OPERATION, &path))?;
+        let sign = layers.join(format!("{DELETED}{name}"));
+        fs::remove_file(&sign).map_err(at(OPERATION, &sign))?;
+    }
+    Ok(())
+}
+
+/// Every layer here, those that are being made too.
+fn metas(state: &State) -> Result<Vec<(PathBuf, Meta)>> {
+    let layers = state.layers();
+    let mut found = Vec::new();
+    for entry in fs::read_dir(&layers).map_err(at(OPERATION, &layers))? {
+        let path = entry.map_err(at(OPERATION, &layers))?.path();
+        if let Some(meta) = read_meta(&path).map_err(at(OPERATION, &path))? {
+            found.push((path, meta));
+        }
+    }
+    Ok(found)
+}
+
+fn read_meta(path: &Path) -> io::Result<Option<Meta>> {
+    match fs::read(path.join(META)) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_new(path: &Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(NEW))
+}

@@ -1,0 +1,59 @@
+//! The cases, by what they are about.
+
+mod events;
+mod files;
+mod life;
+mod processes;
+mod safety;
+mod snapshots;
+
+use std::pin::Pin;
+
+use sandbox_core::Feature;
+
+use crate::{Check, Context};
+
+/// Something that every backend must do.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// What it is about and what must hold: `life::destroy_twice_succeeds_twice`.
+    pub name: &'static str,
+    /// Features without which it makes no sense.
+    pub needs: &'static [Feature],
+    pub(crate) run: for<'a> fn(&'a Context) -> Pin<Box<dyn Future<Output = Check> + 'a>>,
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Case({}, needs {:?})", self.name, self.needs)
+    }
+}
+
+/// Every case.
+#[must_use]
+pub fn all() -> Vec<Case> {
+    [
+        life::CASES,
+        events::CASES,
+        snapshots::CASES,
+        processes::CASES,
+        files::CASES,
+        safety::CASES,
+    ]
+    .concat()
+}
+
+/// A table of cases: `cases!("life"; [] destroy_twice_succeeds_twice, …)`, each with the features that it
+/// needs.
+macro_rules! cases {
+    ($about:literal; $([$($feature:ident),*] $name:ident,)*) => {
+        pub(super) const CASES: &[$crate::cases::Case] = &[$(
+            $crate::cases::Case {
+                name: concat!($about, "::", stringify!($name)),
+                needs: &[$(sandbox_core::Feature::$feature),*],
+                run: |context| Box::pin($name(context)),
+            },
+        )*];
+    };
+}
+use cases;

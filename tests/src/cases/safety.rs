@@ -1,0 +1,3 @@
+//! TBD
+use super::cases;
+cases!("safety";);

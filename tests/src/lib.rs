@@ -1,0 +1,24 @@
+//! What every backend of `sandbox-core` must do, as a suite that any backend can run.
+//!
+//! A backend's test is a binary without the standard harness:
+//!
+//! ```no_run
+//! use sandbox_conformance::{Subject, main};
+//! # fn my_backend(_: &std::path::Path) -> std::sync::Arc<dyn sandbox_core::SandboxBackend> { todo!() }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     main(vec![Subject::new("mine", |state| Ok(my_backend(state)))])
+//! }
+//! ```
+//!
+//! A backend does not choose its cases. A case says which [features](sandbox_core::Feature) it is about;
+//! where the backend's probe says that this host has none of it, the case is skipped, with the probe's
+//! evidence as the printed reason.
+
+mod cases;
+mod context;
+mod run;
+
+pub use cases::{Case, all};
+pub use context::{Check, Context, Failure, Subject};
+pub use run::main;

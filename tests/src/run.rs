@@ -1,0 +1,112 @@
+//! Running the suite.
+
+use std::{
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use sandbox_core::Level;
+
+use crate::{Case, Context, Subject, all};
+
+/// No case takes longer than this, unless it hangs.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Set for a case that runs in a process of its own.
+const CHILD: &str = "SANDBOX_CONFORMANCE_CHILD";
+
+/// Set to the backends (`bwrap,docker`) none of whose cases may be skipped.
+const REQUIRED: &str = "SANDBOX_CONFORMANCE_REQUIRED";
+
+/// Runs every case on every subject, with the arguments of a Rust test binary.
+#[must_use]
+pub fn main(subjects: Vec<Subject>) -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for subject in subjects {
+        for case in all() {
+            let name = format!("{}::{}", subject.name(), case.name);
+            let subject = subject.clone();
+            let full = name.clone();
+            trials.push(Trial::ignorable_test(name, move || run(&subject, case, &full)));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn run(subject: &Subject, case: Case, name: &str) -> Result<Completion, Failed> {
+    match subject.user() {
+        Some(uid) if std::env::var_os(CHILD).is_none() => run_as(uid, name),
+        _ => run_here(subject, case),
+    }
+}
+
+fn run_here(subject: &Subject, case: Case) -> Result<Completion, Failed> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let done = runtime.block_on(async {
+        let context = Context::new(subject).await?;
+        let capabilities = context.backend.probe().await?;
+        for feature in case.needs {
+            if capabilities.level(*feature) == Level::None {
+                let reason = format!("{feature}: {}", capabilities.evidence(*feature));
+                if required(subject.name()) {
+                    return Err(format!("skipped though required: {reason}").into());
+                }
+                return Ok(Completion::ignored_with(reason));
+            }
+        }
+        let result = match tokio::time::timeout(LIMIT, (case.run)(&context)).await {
+            Ok(result) => result,
+            Err(_) => Err(format!("it hung: no end after {} s", LIMIT.as_secs()).into()),
+        };
+        let cleaned = context.finish().await;
+        result.and(cleaned).map(|()| Completion::Completed)
+    });
+    done.map_err(|failure: crate::Failure| Failed::from(failure.message().to_owned()))
+}
+
+fn required(subject: &str) -> bool {
+    let listed = std::env::var(REQUIRED).unwrap_or_default();
+    listed.split(',').any(|name| !name.is_empty() && subject.starts_with(name))
+}
+
+/// The same case in a process of its own that runs as another user.
+fn run_as(uid: u32, name: &str) -> Result<Completion, Failed> {
+    let home = tempfile::Builder::new().prefix("conformance-user-").tempdir()?;
+    let program = readable_copy(home.path())?;
+    std::os::unix::fs::chown(home.path(), Some(uid), Some(uid))?;
+    let output = Command::new(program)
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env_clear()
+        .envs(std::env::vars_os().filter(|(key, _)| key == "PATH" || key == REQUIRED))
+        .env(CHILD, "1")
+        .env("HOME", home.path())
+        .env("TMPDIR", home.path())
+        .current_dir(home.path())
+        .uid(uid)
+        .gid(uid)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        return Err(format!("{said}{}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    // libtest's own words for a test that was skipped.
+    match said.lines().find_map(|line| line.split_once("... ignored").map(|(_, why)| why)) {
+        Some(why) => Ok(Completion::ignored_with(why.trim_start_matches(", ").to_owned())),
+        None if said.contains(" 1 passed") => Ok(Completion::Completed),
+        None => Err(format!("it ran no case: {said}").into()),
+    }
+}
+
+/// This program, where another user can execute it.
+fn readable_copy(dir: &Path) -> std::io::Result<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755))?;
+    let copy = dir.join("conformance");
+    std::fs::copy(std::env::current_exe()?, &copy)?;
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755))?;
+    Ok(copy)
+}
