@@ -419,7 +419,7 @@ fn hierarchies(mounts: &str, own: &str) -> Vec<Hierarchy> {
         let mount = PathBuf::from(mount.replace("\\040", " "));
         // A group outside of what is mounted cannot be seen: what is mounted is all there is then.
         let own = match Path::new(path).strip_prefix(root) {
-            Ok(below) if !path.contains("..") => mount.join(below),
+            Ok(below) if !path.contains("..") && below != Path::new("") => mount.join(below),
             _ => mount.clone(),
         };
         found.push(Hierarchy { version, controllers, mount, own });

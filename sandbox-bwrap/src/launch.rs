@@ -16,7 +16,7 @@ use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, memfd_create},
 };
-use sandbox_core::{Error, ErrorKind, Limits, Network, Provision, Result, Root};
+use sandbox_core::{Error, ErrorKind, Limits, Network, Result, Root};
 use sandbox_guest::preamble;
 use tokio::sync::watch;
 
@@ -60,7 +60,7 @@ impl Made {
 
     /// Of a new guest on files that were there before: it would be ended.
     pub(crate) fn guest(shared: &Shared, dir: &InstanceDir) -> Self {
-        Self { files_stay: true, ..Self::instance(shared, dir) }
+        Self { shared: shared.clone(), dir: Some(dir.clone()), files_stay: true, ended: None }
     }
 
     /// It is made; now it may stay.

@@ -254,8 +254,11 @@ fn mounts(input: &Input<'_>, env: &[(String, String)]) -> Result<Vec<MountStep>>
     let size = Some(PRIVATE_SIZE);
     steps.push(MountStep::Tmpfs { target: private.clone(), mode: 0o755, size });
     let mut entering = serde_json::json!({ "workspace": WORKSPACE, "env": env });
-    if let Some(processes) = input.guest_limits.processes {
-        entering["max_processes"] = processes.into();
+    let GuestLimits { processes, address_space } = input.guest_limits;
+    for (key, limit) in [("max_processes", processes), ("max_address_space", address_space)] {
+        if let Some(limit) = limit {
+            entering[key] = limit.into();
+        }
     }
     let mut file = |name: &str, contents: &str| {
         let contents = Bytes::from(contents.as_bytes());

@@ -14,7 +14,7 @@ use std::{
 use jiff::Timestamp;
 use rustix::fs::FlockOperation;
 use sandbox_core::{
-    BackendId, Error, ErrorKind, InstanceId, Result, SnapshotData, SnapshotId, SnapshotRequest,
+    BackendId, Error, ErrorKind, InstanceId, Provision, Result, SnapshotData, SnapshotId, SnapshotRequest,
     SnapshotTaken,
 };
 use serde::{Deserialize, Serialize};
@@ -105,54 +105,88 @@ pub(crate) fn topmost(state: &State, layers: &[SnapshotId]) -> [PathBuf; 2] {
     PARTS.map(|part| top.as_ref().map(|top| top.join(part)).unwrap_or_default())
 }
 
-/// Takes a snapshot, in constant time if the instance may be replaced.
+/// Takes a snapshot, in constant time if the instance may be replaced. The same request a second time
+/// finishes what the first, interrupted, left undone.
 pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<SnapshotTaken> {
     let dir = InstanceDir::of(&shared.state, &request.instance.id);
-    let (marks, runs) = {
-        let dir = dir.clone();
-        blocking(OPERATION, move || {
-            let read = dir.marks().and_then(|marks| Ok((marks, dir.guest()?.is_some())));
-            let (marks, runs) = read.map_err(at(OPERATION, &dir.fs()))?;
-            let gone = || lost(OPERATION, format!("the instance {} is gone", dir.id));
-            Ok((marks.ok_or_else(gone)?, runs))
-        })
-        .await?
+    let found = {
+        let (shared, dir, id) = (shared.clone(), dir.clone(), request.snapshot.clone());
+        blocking(OPERATION, move || look(&shared.state, &dir, &id)).await?
     };
-    let mut layers = marks.layers.clone();
-    layers.push(request.snapshot.clone());
-    if layers.len() > MAX_LAYERS {
-        return Err(too_many(OPERATION, layers.len()));
+    let layers = match &found.layer {
+        Some(meta) if meta.sealed_from.is_none() => {
+            let data = describe(&shared.state, &request.snapshot, &meta.stack)?;
+            return Ok(SnapshotTaken { data, successor: None });
+        }
+        Some(meta) => meta.stack.clone(),
+        None => {
+            let gone = || lost(OPERATION, format!("the instance {} is gone", dir.id));
+            let marks = found.marks.as_ref().ok_or_else(gone)?;
+            let mut layers = marks.layers.clone();
+            layers.push(request.snapshot.clone());
+            if layers.len() > MAX_LAYERS {
+                return Err(too_many(OPERATION, layers.len()));
+            }
+            if !(request.idle && found.runs) {
+                let data = copy(shared, &dir, marks, layers, &request.snapshot).await?;
+                return Ok(SnapshotTaken { data, successor: None });
+            }
+            layers
+        }
+    };
+    // Not to be left half way, where the instance would be stopped and its files a layer.
+    let (shared, request) = (shared.clone(), request.clone());
+    let whole = tokio::spawn(async move {
+        replace(&shared, &dir, found, layers, request).await
+    });
+    whole.await.map_err(|error| failed(OPERATION, "replacing the instance").with_source(error))?
+}
+
+/// What is there before a snapshot is taken.
+struct Before {
+    marks: Option<Marks>,
+    runs: bool,
+    /// Of the snapshot itself, if it has been begun or made already.
+    layer: Option<Meta>,
+    /// Whether that is whole.
+    whole: bool,
+}
+
+fn look(state: &State, dir: &InstanceDir, id: &SnapshotId) -> Result<Before> {
+    let layers = state.layers();
+    let (path, new) = (layers.join(id.as_str()), layers.join(format!("{NEW}{id}")));
+    let whole = path.exists();
+    let meta = read_meta(if whole { &path } else { &new }).map_err(at(OPERATION, &path))?;
+    // A copy that is not whole is begun anew.
+    let layer = meta.filter(|meta| whole || meta.sealed_from.is_some());
+    if layer.is_none() && new.exists() {
+        tree::remove(&new).map_err(at(OPERATION, &new))?;
     }
-    if request.idle && runs {
-        // Not to be left half way: the instance would be stopped, its files a layer.
-        let (shared, request) = (shared.clone(), request.clone());
-        let whole = tokio::spawn(async move { replace(&shared, &dir, marks, layers, request).await });
-        whole.await.map_err(|error| failed(OPERATION, "replacing the instance").with_source(error))?
-    } else {
-        let data = copy(shared, &dir, &marks, layers, &request.snapshot).await?;
-        Ok(SnapshotTaken { data, successor: None })
-    }
+    let read = dir.marks().and_then(|marks| Ok((marks, dir.guest()?.is_some())));
+    let (marks, runs) = read.map_err(at(OPERATION, &dir.fs()))?;
+    Ok(Before { marks, runs, layer, whole })
 }
 
 /// Makes the instance's upper layer the snapshot, and a new instance on top of it.
 async fn replace(
     shared: &Shared,
     dir: &InstanceDir,
-    marks: Marks,
+    before: Before,
     layers: Vec<SnapshotId>,
     request: SnapshotRequest,
 ) -> Result<SnapshotTaken> {
     let id = request.snapshot.clone();
-    {
+    if !before.whole {
         let (shared, dir, layers) = (shared.clone(), dir.clone(), layers.clone());
+        let begun = before.layer.is_some();
         blocking(OPERATION, move || {
             dir.kill().map_err(at(OPERATION, &dir.fs()))?;
-            seal(&shared.state, &dir, &layers)
+            seal(&shared.state, &dir, &layers, begun)
         })
         .await?;
     }
     let data = describe(&shared.state, &id, &layers)?;
-    let why = match shared.provision_on(&request.successor, layers).await {
+    let why = match successor(shared, &request.successor, layers).await {
         Ok(successor) => {
             let (shared, dir) = (shared.clone(), dir.clone());
             // What is left of the old one is for the inventory if this fails: the snapshot is taken.
@@ -164,13 +198,13 @@ async fn replace(
         Err(why) => why,
     };
     let restored = async {
+        let gone = || lost(OPERATION, format!("the instance {} is gone", dir.id));
+        let marks = before.marks.ok_or_else(gone)?;
         {
             let (shared, dir, id) = (shared.clone(), dir.clone(), id.clone());
             blocking(OPERATION, move || unseal(&shared.state, &dir, &id)).await?;
         }
-        let mut before = request.successor.clone();
-        before.instance = dir.id.clone();
-        shared.start_again(dir, marks, &before).await
+        shared.start_again(dir, marks, &request.successor).await
     };
     match restored.await {
         Ok(_) => Err(why),
@@ -182,6 +216,29 @@ async fn replace(
             );
             Err(lost(OPERATION, message).with_source(why))
         }
+    }
+}
+
+/// The instance that takes the old one's place; perhaps it is there already.
+async fn successor(
+    shared: &Shared,
+    request: &Provision,
+    layers: Vec<SnapshotId>,
+) -> Result<sandbox_core::Instance> {
+    let dir = InstanceDir::of(&shared.state, &request.instance);
+    let there = blocking(OPERATION, {
+        let (shared, dir) = (shared.clone(), dir.clone());
+        move || {
+            let read = dir.marks().and_then(|marks| Ok((marks, dir.guest()?)));
+            match read.map_err(at(OPERATION, &dir.fs()))? {
+                (Some(marks), Some(guest)) => dir.describe(&marks, Some(&guest)).map(Some),
+                _ => dir.remove(&shared.state).map(|()| None),
+            }
+        }
+    });
+    match there.await? {
+        Some(instance) => Ok(instance),
+        None => shared.provision_on(request, layers).await,
     }
 }
 
@@ -214,8 +271,11 @@ fn begin(state: &State, layers: &[SnapshotId], sealed_from: Option<InstanceId>) 
     Ok(path)
 }
 
-fn seal(state: &State, dir: &InstanceDir, layers: &[SnapshotId]) -> Result<()> {
-    let path = begin(state, layers, Some(dir.id.clone()))?;
+fn seal(state: &State, dir: &InstanceDir, layers: &[SnapshotId], begun: bool) -> Result<()> {
+    let path = match layers.last() {
+        Some(id) if begun => state.layers().join(format!("{NEW}{id}")),
+        _ => begin(state, layers, Some(dir.id.clone()))?,
+    };
     finish_seal(dir, &path).map_err(at(OPERATION, &path))
 }
 

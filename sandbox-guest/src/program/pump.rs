@@ -249,7 +249,7 @@ impl Pump {
             self.buffer = vec![0; CHUNK];
         }
         if matches!(self.ended, Some(Err(()))) {
-            let _ = tree::kill_strays(&self.guest).await;
+            let _ = tree::kill_orphans_of(&self.guest, self.process.supervisor).await;
         }
         let out_open = self.drain(false);
         let err_open = self.drain(true);

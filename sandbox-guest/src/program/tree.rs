@@ -171,8 +171,16 @@ pub(crate) async fn kill_all(guest: &Guest) {
     let _ = kill_strays(guest).await;
 }
 
-/// Kills what a killed supervisor left to the guest.
-pub(crate) async fn kill_strays(guest: &Guest) -> io::Result<()> {
+/// Kills what a killed supervisor left to the guest, once it is gone: only then is it the guest's.
+pub(crate) async fn kill_orphans_of(guest: &Guest, supervisor: Pid) -> io::Result<()> {
+    let begin = Instant::now();
+    while lock(&guest.supervisors).contains(&supervisor) && begin.elapsed() < PATIENCE {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    kill_strays(guest).await
+}
+
+async fn kill_strays(guest: &Guest) -> io::Result<()> {
     kill_target(guest, Target::Strays).await
 }
 
