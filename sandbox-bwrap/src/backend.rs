@@ -143,7 +143,11 @@ impl Shared {
         self.bring_up(made, &dir, marks).await
     }
 
-    fn make(&self, request: Provision, layers: Vec<SnapshotId>) -> Result<(Made, InstanceDir, Marks)> {
+    fn make(
+        &self,
+        request: Provision,
+        layers: Vec<SnapshotId>,
+    ) -> Result<(Made, InstanceDir, Marks)> {
         const OPERATION: &str = "provision";
         launch::guest_limits(self.available(), &request.spec.limits)?;
         self.state.prepare()?;
@@ -165,14 +169,8 @@ impl Shared {
         Ok((made, dir, marks))
     }
 
-    async fn bring_up(&self, mut made: Made, dir: &InstanceDir, mut marks: Marks) -> Result<Instance> {
-        let guest = match launch::launch(self, dir, &marks, &mut made).await {
-            Ok(guest) => guest,
-            Err(error) => {
-                made.undo().await?;
-                return Err(error);
-            }
-        };
+    async fn bring_up(&self, made: Made, dir: &InstanceDir, mut marks: Marks) -> Result<Instance> {
+        let (made, guest) = launch::launch(self, dir, &marks, made).await?;
         let freezer_refused = |groups: &crate::cgroup::Groups| !groups.holds(guest.pid);
         if marks.groups.as_ref().is_some_and(freezer_refused) {
             // No limit depends on it, or it would not have been let in.
@@ -269,10 +267,12 @@ impl SandboxBackend for BwrapBackend {
                 let message = format!("the guest does not run{}", words.unwrap_or_default());
                 lost("connect", message).with_source(error)
             }
-            io::ErrorKind::WouldBlock => {
-                Error::new(ErrorKind::Unavailable, "connect", "the guest takes no more connections now")
-                    .with_source(error)
-            }
+            io::ErrorKind::WouldBlock => Error::new(
+                ErrorKind::Unavailable,
+                "connect",
+                "the guest takes no more connections now",
+            )
+            .with_source(error),
             _ => Error::io("connect", "the guest's socket", error),
         };
         Err(about(error, instance))
@@ -304,7 +304,8 @@ impl SandboxBackend for BwrapBackend {
 
     async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()> {
         let (state, snapshot) = (self.shared.state.clone(), snapshot.clone());
-        let deleted = blocking("delete snapshot", move || snapshot::delete(&state, &snapshot)).await;
+        let deleted =
+            blocking("delete snapshot", move || snapshot::delete(&state, &snapshot)).await;
         deleted.map_err(|error| error.with_backend(&self.id()))
     }
 

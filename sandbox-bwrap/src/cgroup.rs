@@ -256,6 +256,17 @@ impl Groups {
         if done { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
+    /// Thaws without waiting for it. Groups that are gone are no error.
+    pub(crate) fn thaw(&self) -> io::Result<()> {
+        let Some(directory) = self.freezer() else { return Ok(()) };
+        let value = if directory.version == Version::V1 { "THAWED" } else { "0" };
+        let file = directory.path.join(Controller::Freezer.file(directory.version));
+        match write(&file, value) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    }
+
     /// Whether all processes are frozen.
     pub(crate) fn is_frozen(&self) -> io::Result<bool> {
         self.freezer().map_or(Ok(false), Directory::is_frozen)

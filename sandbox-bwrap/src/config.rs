@@ -77,7 +77,8 @@ impl BwrapBackendBuilder {
         let uid = rustix::process::geteuid().as_raw();
         let run_as = match self.run_as {
             Some(RunAs { uid: 0, .. } | RunAs { gid: 0, .. }) => {
-                let message = "a sandbox never runs as user or group 0: choose an id that owns nothing";
+                let message =
+                    "a sandbox never runs as user or group 0: choose an id that owns nothing";
                 return Err(invalid(message.to_owned()));
             }
             Some(RunAs { uid: wanted, .. }) if uid != 0 && wanted != uid => {
@@ -91,7 +92,9 @@ impl BwrapBackendBuilder {
             None => Some(RunAs { uid: RUN_AS, gid: RUN_AS }),
         };
         let state_dir = match self.state_dir {
-            Some(directory) => std::path::absolute(&directory).map_err(at("configure", &directory))?,
+            Some(directory) => {
+                std::path::absolute(&directory).map_err(at("configure", &directory))?
+            }
             None => default_state_dir()?.join("bwrap"),
         };
         let guests = match self.guests {

@@ -254,7 +254,9 @@ mod tests {
     fn host() -> tempfile::TempDir {
         let host = tempfile::tempdir().unwrap();
         let root = host.path();
-        for dir in ["usr/bin", "usr/lib", "usr/share/zoneinfo", "etc/ssl", "etc/pki/tls/certs", "opt/x"] {
+        for dir in
+            ["usr/bin", "usr/lib", "usr/share/zoneinfo", "etc/ssl", "etc/pki/tls/certs", "opt/x"]
+        {
             fs::create_dir_all(root.join(dir)).unwrap();
         }
         fs::write(root.join("usr/share/zoneinfo/UTC"), "").unwrap();

@@ -129,7 +129,8 @@ impl InstanceDir {
             if let Some(RunAs { uid, gid }) = run_as {
                 chown(&upper, Some(uid), Some(gid))?;
             }
-            let mode = fs::metadata(like).map_or(0o755, |found| found.permissions().mode() & 0o7777);
+            let mode =
+                fs::metadata(like).map_or(0o755, |found| found.permissions().mode() & 0o7777);
             fs::set_permissions(&upper, fs::Permissions::from_mode(mode))?;
         }
         Ok(())
@@ -213,11 +214,9 @@ impl InstanceDir {
     pub(crate) fn kill(&self) -> io::Result<()> {
         let Some(guest) = self.guest()? else { return Ok(()) };
         guest.kill()?;
-        // What is frozen dies when it thaws.
-        if let Some(groups) = self.marks()?.and_then(|marks| marks.groups)
-            && groups.is_frozen()?
-        {
-            groups.freeze(false)?;
+        // What is frozen ends when it thaws: the guest itself, or bwrap, which waits for it.
+        if let Some(groups) = self.marks()?.and_then(|marks| marks.groups) {
+            groups.thaw()?;
         }
         if guest.wait(PATIENCE)? {
             return Ok(());

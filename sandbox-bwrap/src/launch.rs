@@ -78,8 +78,7 @@ impl Made {
 
     fn take(&mut self) -> Option<impl FnOnce() -> Result<()> + Send + 'static> {
         let dir = self.dir.take()?;
-        let (shared, ended, files_stay) =
-            (self.shared.clone(), self.ended.take(), self.files_stay);
+        let (shared, ended, files_stay) = (self.shared.clone(), self.ended.take(), self.files_stay);
         Some(move || {
             if let Some(ended) = ended {
                 until_known(&dir, &ended);
@@ -162,28 +161,61 @@ fn kernel_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Starts an instance's guest and waits until it serves. `made` learns of the process at once.
+/// Starts an instance's guest and waits until it serves. Whatever happens, `made` knows of what was
+/// started: also if this is dropped while bwrap is being started.
 pub(crate) async fn launch(
     shared: &Shared,
     dir: &InstanceDir,
     marks: &Marks,
-    made: &mut Made,
-) -> Result<Guest> {
-    let started = {
+    made: Made,
+) -> Result<(Made, Guest)> {
+    let (made, mut ended) = {
         let (shared, dir, marks) = (shared.clone(), dir.clone(), marks.clone());
-        blocking("provision", move || start(&shared, &dir, &marks)).await?
+        let mut made = made;
+        let started = blocking("provision", move || {
+            let started = start(&shared, &dir, &marks).map(watch_end);
+            made.ended = started.as_ref().ok().cloned();
+            Ok((made, started))
+        });
+        match started.await? {
+            (made, Ok(ended)) => (made, ended),
+            (made, Err(error)) => return Err(undone(made, error).await),
+        }
     };
-    let (tell, mut ended) = watch::channel(false);
-    made.ended = Some(ended.clone());
-    let mut bwrap = started;
-    // bwrap's end is noticed and its entry in the process table cleared for as long as there is a
-    // runtime; afterwards the harness is about to end, and then it is somebody else's.
+    match until_it_serves(shared, dir, &mut ended).await {
+        Ok(guest) => Ok((made, guest)),
+        Err(error) => Err(undone(made, error).await),
+    }
+}
+
+/// The error, once what was made is gone.
+async fn undone(made: Made, error: Error) -> Error {
+    match made.undo().await {
+        Ok(()) => error,
+        Err(leftover) => {
+            tracing::warn!(error = %leftover, "a failed instance is left for the inventory");
+            error
+        }
+    }
+}
+
+/// Notices bwrap's end and clears its entry in the process table for as long as there is a runtime;
+/// afterwards the harness is about to end, and then that is somebody else's.
+fn watch_end(mut bwrap: tokio::process::Child) -> watch::Receiver<bool> {
+    let (tell, ended) = watch::channel(false);
     tokio::spawn(async move {
         let status = bwrap.wait().await;
         tracing::debug!(?status, "bwrap ended");
         let _ = tell.send(true);
     });
+    ended
+}
 
+async fn until_it_serves(
+    shared: &Shared,
+    dir: &InstanceDir,
+    ended: &mut watch::Receiver<bool>,
+) -> Result<Guest> {
     let greeted = tokio::time::timeout(PATIENCE, async {
         tokio::select! {
             greeted = greet(dir) => greeted,
@@ -209,7 +241,8 @@ pub(crate) async fn launch(
     // Whatever ended the connection, the reason is what bwrap or the guest says when it ends.
     let _ = tokio::time::timeout(AFTERMATH, ended.wait_for(|ended| *ended)).await;
     let (shared, dir) = (shared.clone(), dir.clone());
-    blocking("provision", move || Err(probe::explain(&shared, &dir.last_words().unwrap_or(why)))).await
+    blocking("provision", move || Err(probe::explain(&shared, &dir.last_words().unwrap_or(why))))
+        .await
 }
 
 /// Waits for the guest to answer: then its set-up has succeeded. The socket is there before it is.

@@ -255,6 +255,8 @@ fn mounts(input: &Input<'_>, env: &[(String, String)]) -> Result<Vec<MountStep>>
     steps.push(MountStep::Tmpfs { target: private.clone(), mode: 0o755, size });
     let mut entering = serde_json::json!({ "workspace": WORKSPACE, "env": env });
     let GuestLimits { processes, address_space } = input.guest_limits;
+    // Whoever enters is in no control group of the sandbox's.
+    let processes = processes.or(spec.limits.pids);
     for (key, limit) in [("max_processes", processes), ("max_address_space", address_space)] {
         if let Some(limit) = limit {
             entering[key] = limit.into();
@@ -318,9 +320,9 @@ fn overlay(
 fn check_target(target: &str) -> Result<()> {
     let hides = ["/run", "/etc"].into_iter().find(|needed| *needed == target);
     match hides {
-        Some(needed) => {
-            Err(invalid(format!("nothing can be mounted at {needed}: it would hide what a sandbox needs")))
-        }
+        Some(needed) => Err(invalid(format!(
+            "nothing can be mounted at {needed}: it would hide what a sandbox needs"
+        ))),
         None => Ok(()),
     }
 }

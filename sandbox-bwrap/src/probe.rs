@@ -113,7 +113,10 @@ fn describe(shared: &Shared, version: String, seen: &Seen) -> Capabilities {
         .with(
             Feature::Snapshot,
             full_if(mount(" / / ") && mount(" - overlay ")),
-            format!("an overlay with its upper layer in {} can be written to", shared.state.root.display()),
+            format!(
+                "an overlay with its upper layer in {} can be written to",
+                shared.state.root.display()
+            ),
         )
         .with(
             Feature::SnapshotLive,
@@ -158,7 +161,8 @@ fn describe(shared: &Shared, version: String, seen: &Seen) -> Capabilities {
 /// What bwrap says it is.
 fn version(shared: &Shared) -> Result<String> {
     let program = launch::find_program(&shared.program)?;
-    let output = try_bwrap(shared, &program, &["--version"]).map_err(|error| not_run(&program, error))?;
+    let output =
+        try_bwrap(shared, &program, &["--version"]).map_err(|error| not_run(&program, error))?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if output.status.success() { Ok(said) } else { Err(failed("probe", format!("bwrap: {said}"))) }
 }
@@ -194,12 +198,12 @@ pub(crate) fn explain(shared: &Shared, words: &str) -> Error {
     let name = program.to_string_lossy();
     let smallest = ["--unshare-user", "--ro-bind", "/", "/", "--", &*name, "--version"];
     let mut with_all = smallest.to_vec();
-    let more = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--proc", "/proc"];
+    let more =
+        ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--proc", "/proc"];
     let dashes = with_all.iter().position(|word| *word == "--").unwrap_or(0);
     with_all.splice(dashes..dashes, more);
-    let unavailable = |message: String| {
-        Error::new(ErrorKind::Unavailable, OPERATION, message).retryable(false)
-    };
+    let unavailable =
+        |message: String| Error::new(ErrorKind::Unavailable, OPERATION, message).retryable(false);
     match try_bwrap(shared, &program, &smallest) {
         Err(error) => return not_run(&program, error),
         Ok(output) if !output.status.success() => {
@@ -246,7 +250,9 @@ fn is_on_overlay(path: &Path) -> bool {
 /// What the system's settings say about a user namespace that was refused.
 fn namespace_hints(shared: &Shared) -> String {
     let setting = |name: &str| {
-        fs::read_to_string(Path::new("/proc/sys").join(name)).ok().map(|text| text.trim().to_owned())
+        fs::read_to_string(Path::new("/proc/sys").join(name))
+            .ok()
+            .map(|text| text.trim().to_owned())
     };
     let mut hints = Vec::new();
     if setting("kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1") {
@@ -258,7 +264,8 @@ fn namespace_hints(shared: &Shared) -> String {
         );
     }
     if setting("user/max_user_namespaces").as_deref() == Some("0") {
-        hints.push("user namespaces are off: set user.max_user_namespaces, to 15000 say".to_owned());
+        hints
+            .push("user namespaces are off: set user.max_user_namespaces, to 15000 say".to_owned());
     }
     if setting("kernel/unprivileged_userns_clone").as_deref() == Some("0") {
         hints.push(

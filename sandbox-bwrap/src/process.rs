@@ -161,7 +161,8 @@ mod tests {
         assert_eq!(BwrapInfo::read(&path).unwrap(), None);
         fs::write(&path, "{\n    \"child-pid\": 7").unwrap();
         assert_eq!(BwrapInfo::read(&path).unwrap(), None);
-        let whole = "{\n    \"child-pid\": 7,\n    \"mnt-namespace\": 1,\n    \"pid-namespace\": 4026\n}\n";
+        let whole =
+            "{\n    \"child-pid\": 7,\n    \"mnt-namespace\": 1,\n    \"pid-namespace\": 4026\n}\n";
         fs::write(&path, whole).unwrap();
         let info = BwrapInfo::read(&path).unwrap().unwrap();
         assert_eq!(info, BwrapInfo { child_pid: 7, pid_namespace: 4026 });

@@ -14,8 +14,8 @@ use std::{
 use jiff::Timestamp;
 use rustix::fs::FlockOperation;
 use sandbox_core::{
-    BackendId, Error, ErrorKind, InstanceId, Provision, Result, SnapshotData, SnapshotId, SnapshotRequest,
-    SnapshotTaken,
+    BackendId, Error, ErrorKind, InstanceId, Provision, Result, SnapshotData, SnapshotId,
+    SnapshotRequest, SnapshotTaken,
 };
 use serde::{Deserialize, Serialize};
 
@@ -59,13 +59,17 @@ struct Data {
 }
 
 /// The layers that a snapshot takes, lowest first.
-pub(crate) fn layers_of(operation: &'static str, snapshot: &SnapshotData) -> Result<Vec<SnapshotId>> {
+pub(crate) fn layers_of(
+    operation: &'static str,
+    snapshot: &SnapshotData,
+) -> Result<Vec<SnapshotId>> {
     if snapshot.backend.as_str() != ID {
         let message = format!("{} is a snapshot of the backend {}", snapshot.id, snapshot.backend);
         return Err(Error::unsupported(operation, message));
     }
-    let data: Data = serde_json::from_value(snapshot.data.clone())
-        .map_err(|error| failed(operation, format!("the data of {}", snapshot.id)).with_source(error))?;
+    let data: Data = serde_json::from_value(snapshot.data.clone()).map_err(|error| {
+        failed(operation, format!("the data of {}", snapshot.id)).with_source(error)
+    })?;
     Ok(data.layers)
 }
 
@@ -136,9 +140,7 @@ pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<S
     };
     // Not to be left half way, where the instance would be stopped and its files a layer.
     let (shared, request) = (shared.clone(), request.clone());
-    let whole = tokio::spawn(async move {
-        replace(&shared, &dir, found, layers, request).await
-    });
+    let whole = tokio::spawn(async move { replace(&shared, &dir, found, layers, request).await });
     whole.await.map_err(|error| failed(OPERATION, "replacing the instance").with_source(error))?
 }
 
@@ -293,7 +295,10 @@ fn finish_seal(dir: &InstanceDir, path: &Path) -> io::Result<()> {
 
 /// Takes a seal back.
 fn unseal(state: &State, dir: &InstanceDir, id: &SnapshotId) -> Result<()> {
-    let path = state.layers().join(id.as_str());
+    let whole = state.layers().join(id.as_str());
+    // Not whole from here on, so that a crash in between is seen.
+    let path = state.layers().join(format!("{NEW}{id}"));
+    fs::rename(&whole, &path).map_err(at(OPERATION, &whole))?;
     for part in PARTS {
         fs::rename(path.join(part), dir.upper(part)).map_err(at(OPERATION, &path))?;
     }
@@ -395,7 +400,8 @@ pub(crate) fn delete(state: &State, snapshot: &SnapshotData) -> Result<()> {
         return Ok(());
     }
     {
-        let _lock = state.lock(FlockOperation::LockExclusive).map_err(at(OPERATION, &state.root))?;
+        let _lock =
+            state.lock(FlockOperation::LockExclusive).map_err(at(OPERATION, &state.root))?;
         for (dir, marks) in instance::all(state)? {
             if marks.layers.last() == Some(&snapshot.id) {
                 let message = format!(
@@ -478,7 +484,9 @@ fn metas(state: &State) -> Result<Vec<(PathBuf, Meta)>> {
 fn read_meta(path: &Path) -> io::Result<Option<Meta>> {
     match fs::read(path.join(META)) {
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
             Ok(None)
         }
         Err(error) => Err(error),

@@ -132,7 +132,9 @@ impl Stager {
         match mapped {
             Ok(()) => Ok(mount),
             // As it is, everybody may look at it.
-            Err(_) if wanted.kind == Kind::Shown(Access::ReadOnly) && is_public(metadata) => Ok(mount),
+            Err(_) if wanted.kind == Kind::Shown(Access::ReadOnly) && is_public(metadata) => {
+                Ok(mount)
+            }
             Err(error) => Err(cannot_map(operation, wanted, run_as, error)),
         }
     }
@@ -181,7 +183,6 @@ fn id_map(owner: u32, user: u32) -> String {
     }
     lines
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -68,12 +68,7 @@ fn clear(dir: &OwnedFd, top: BorrowedFd<'_>, depth: usize, next: &mut u64) -> io
     Ok(brought_up)
 }
 
-fn bring_up(
-    dir: &OwnedFd,
-    name: &CStr,
-    top: BorrowedFd<'_>,
-    next: &mut u64,
-) -> io::Result<()> {
+fn bring_up(dir: &OwnedFd, name: &CStr, top: BorrowedFd<'_>, next: &mut u64) -> io::Result<()> {
     loop {
         *next += 1;
         let flags = rustix::fs::RenameFlags::NOREPLACE;

@@ -1,5 +1,6 @@
 //! The guest under bwrap, with mounts, without rights: what a backend does, by hand.
 #![cfg(all(feature = "program", target_os = "linux"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 mod common;
 
@@ -71,9 +72,7 @@ impl Sandbox {
             }
         };
         let socket = at("sock/socket");
-        wait_until("the guest", || {
-            socket.exists() || matches!(bwrap.try_wait(), Ok(Some(_)))
-        });
+        wait_until("the guest", || socket.exists() || matches!(bwrap.try_wait(), Ok(Some(_))));
         if !socket.exists() {
             println!("skipped: bwrap or the set-up failed here");
             return None;
@@ -114,12 +113,11 @@ fn setup() -> Setup {
         target: target.into(),
     };
     let dir = |path: &str| MountStep::Dir { path: path.into(), mode: 0o755 };
-    let symlink = |target: &str, path: &str| MountStep::Symlink {
-        target: target.into(),
-        path: path.into(),
-    };
+    let symlink =
+        |target: &str, path: &str| MountStep::Symlink { target: target.into(), path: path.into() };
     let moved = |from: &str, to: &str| MountStep::Move { from: from.into(), to: to.into() };
-    let settings = r#"{"workspace": "/workspace", "env": [["PATH", "/usr/bin:/bin"], ["MARK", "yes"]]}"#;
+    let settings =
+        r#"{"workspace": "/workspace", "env": [["PATH", "/usr/bin:/bin"], ["MARK", "yes"]]}"#;
     Setup {
         instance: "instance".into(),
         listen_path: Some("/sock/socket".into()),
@@ -201,8 +199,10 @@ async fn the_sandbox_is_what_the_setup_says() {
     let client = sandbox.connect().await;
 
     // Files: the repository is seen, and never written to.
-    assert_eq!(text(&client, "cat file; echo new > file; cat file; pwd").await,
-        "from the repository\nnew\n/workspace");
+    assert_eq!(
+        text(&client, "cat file; echo new > file; cat file; pwd").await,
+        "from the repository\nnew\n/workspace"
+    );
     let repo = fs::read_to_string(sandbox.dir.path().join("repo/file")).unwrap();
     assert_eq!(repo, "from the repository\n");
     // The host's root owns /usr, and is nobody here.
@@ -244,13 +244,33 @@ async fn forbidden_calls_fail_as_they_should() {
     let text = ended.text();
     let (eperm, enosys) = (libc_errno::EPERM, libc_errno::ENOSYS);
     for (name, errno) in [
-        ("getpid", 0), ("mount", eperm), ("unshare_user", eperm), ("unshare_files", 0),
-        ("clone_user", eperm), ("clone3", enosys), ("keyctl", eperm), ("bpf", eperm),
-        ("io_uring", eperm), ("perf", eperm), ("userfaultfd", eperm), ("setns", eperm),
-        ("pivot_root", eperm), ("unknown", enosys), ("chroot", eperm), ("personality", 0),
-        ("personality_other", eperm), ("tiocsti", eperm), ("tiocsti_high", eperm),
-        ("ptrace_guest", eperm), ("x32", enosys), ("raw", eperm), ("packet", eperm),
-        ("vsock", eperm), ("alg", eperm), ("netlink", 0), ("tcp", 0),
+        ("getpid", 0),
+        ("mount", eperm),
+        ("unshare_user", eperm),
+        ("unshare_files", 0),
+        ("clone_user", eperm),
+        ("clone3", enosys),
+        ("keyctl", eperm),
+        ("bpf", eperm),
+        ("io_uring", eperm),
+        ("perf", eperm),
+        ("userfaultfd", eperm),
+        ("setns", eperm),
+        ("pivot_root", eperm),
+        ("unknown", enosys),
+        ("chroot", eperm),
+        ("personality", 0),
+        ("personality_other", eperm),
+        ("tiocsti", eperm),
+        ("tiocsti_high", eperm),
+        ("ptrace_guest", eperm),
+        ("x32", enosys),
+        ("raw", eperm),
+        ("packet", eperm),
+        ("vsock", eperm),
+        ("alg", eperm),
+        ("netlink", 0),
+        ("tcp", 0),
     ] {
         let line = format!("{name} {errno}");
         assert!(text.lines().any(|l| l == line), "{line} is not in {text}{:?}", ended.stderr);

@@ -320,7 +320,13 @@ impl Cursor {
         let err = self.channel == Channel::Err;
         let log = if err { &state.stderr } else { &state.stdout };
         let end = match &state.exit {
-            Some(exit) if self.live => if err { exit.stderr } else { exit.stdout },
+            Some(exit) if self.live => {
+                if err {
+                    exit.stderr
+                } else {
+                    exit.stdout
+                }
+            }
             _ => log.end(),
         };
         let window = (self.taken + DEFAULT_WINDOW).saturating_sub(self.sent);

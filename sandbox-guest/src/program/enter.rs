@@ -65,7 +65,7 @@ fn enter(cwd: Option<&[u8]>, command: &[&[u8]]) -> (String, u8) {
         return (message, super::FAILED);
     }
     let env = environment(&settings);
-    let cwd = cwd.map_or_else(|| settings.workspace.as_bytes(), |cwd| cwd);
+    let cwd = cwd.unwrap_or(settings.workspace.as_bytes());
     let cwd = if cwd.is_empty() { b"/" } else { cwd };
     if let Err(error) = std::env::set_current_dir(OsStr::from_bytes(cwd)) {
         let name = Path::new(OsStr::from_bytes(cwd)).display().to_string();
@@ -92,7 +92,6 @@ fn limit(settings: &Settings) -> Result<(), String> {
         (libc::RLIMIT_NPROC, settings.max_processes),
         (libc::RLIMIT_AS, settings.max_address_space),
     ] {
-        let resource = resource as u32;
         let Some(wanted) = wanted else { continue };
         let value = wanted.min(sys::limit(resource).1);
         sys::set_limit(resource, value, value).map_err(|errno| {

@@ -53,7 +53,12 @@ fn begin(guest: &Arc<Guest>, start: Start) -> Result<Arc<Process>, Failure> {
 }
 
 /// Signals a process, or with `whole` all that descends from it too.
-pub(crate) fn signal(guest: &Guest, id: &str, signal: i32, whole: bool) -> Result<Response, Failure> {
+pub(crate) fn signal(
+    guest: &Guest,
+    id: &str,
+    signal: i32,
+    whole: bool,
+) -> Result<Response, Failure> {
     if !(0..=64).contains(&signal) {
         return Err(failure(FailureKind::Invalid, format!("there is no signal {signal}")));
     }

@@ -19,6 +19,8 @@ pub(crate) struct Guest {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) max_processes: Option<u64>,
     pub(crate) max_address_space: Option<u64>,
+    /// The limits of open files that processes begin with.
+    pub(crate) open_files: (u64, u64),
     /// Whether every process that is seen belongs to this sandbox: the guest is the first of a process
     /// id namespace.
     pub(crate) alone: bool,
@@ -46,9 +48,8 @@ struct Oom {
 }
 
 impl Guest {
-    pub(crate) fn new(setup: Setup, oom: Option<std::fs::File>) -> Self {
-        let deadlines =
-            Deadlines { expires_at: setup.expires_at, lease_until: setup.lease_until };
+    pub(crate) fn new(setup: Setup, oom: Option<std::fs::File>, open_files: (u64, u64)) -> Self {
+        let deadlines = Deadlines { expires_at: setup.expires_at, lease_until: setup.lease_until };
         let seen = oom.as_ref().map_or(0, oom_kills);
         Self {
             instance: setup.instance,
@@ -56,6 +57,7 @@ impl Guest {
             env: setup.env,
             max_processes: setup.max_processes,
             max_address_space: setup.max_address_space,
+            open_files,
             alone: std::process::id() == 1,
             listen_path: setup.listen_path,
             table: Mutex::default(),

@@ -22,6 +22,9 @@ use super::{
     mounts, serve, sys,
 };
 
+/// Four for each of the processes that may run at once, and some.
+const MAX_OPEN_FILES: u64 = 32 * 1024;
+
 /// The set-up is read from a trusted backend; this is for a mistake.
 const MAX_SETUP: u64 = 16 * 1024 * 1024;
 
@@ -47,6 +50,7 @@ fn run(setup: &mut File) -> Result<(), String> {
     process::set_dumpable_behavior(process::DumpableBehavior::NotDumpable)
         .map_err(|error| name("PR_SET_DUMPABLE", &error.into()))?;
     process::umask(Mode::WGRP | Mode::WOTH);
+    let open_files = raise_limits();
     process::set_child_subreaper(Some(process::getpid()))
         .map_err(|error| name("PR_SET_CHILD_SUBREAPER", &error.into()))?;
 
@@ -67,8 +71,17 @@ fn run(setup: &mut File) -> Result<(), String> {
         drop_capabilities: setup.drop_capabilities,
         filter_syscalls: setup.filter_syscalls,
     })?;
-    let guest = Arc::new(Guest::new(setup, oom.map(File::from)));
+    let guest = Arc::new(Guest::new(setup, oom.map(File::from), open_files));
     serve(guest, listener).map_err(|error| name("the runtime", &error))
+}
+
+/// Many processes have many pipes; what is started gets its old limit back, which is returned, and
+/// leaves no core dumps unless asked to.
+fn raise_limits() -> (u64, u64) {
+    let (soft, hard) = sys::limit(libc::RLIMIT_NOFILE);
+    let _ = sys::set_limit(libc::RLIMIT_NOFILE, hard.min(MAX_OPEN_FILES).max(soft), hard);
+    let _ = sys::set_limit(libc::RLIMIT_CORE, 0, sys::limit(libc::RLIMIT_CORE).1);
+    (soft, hard)
 }
 
 /// Nothing else may get the numbers 0 to 2, or a command's pipe would be taken for them.

@@ -87,8 +87,11 @@ impl Log {
             Store::File(file) => {
                 let written = write_ring(file, self.limit, end - kept as u64, data);
                 // Where there is no space, what was kept is no longer whole.
-                self.begin =
-                    if written.is_ok() { self.begin.max(end.saturating_sub(self.limit)) } else { end };
+                self.begin = if written.is_ok() {
+                    self.begin.max(end.saturating_sub(self.limit))
+                } else {
+                    end
+                };
             }
         }
         self.end = end;

@@ -49,9 +49,7 @@ pub(crate) fn main() -> ExitCode {
         [b"init", b"--setup", _] => init::from_path(Path::new(&arguments[2])),
         [b"enter", ..] => return enter::main(&words[1..]),
         [b"connect", _] => connect::main(Path::new(&arguments[1])),
-        [b"copy-tree", _, _] => {
-            tree_copy::copy(Path::new(&arguments[1]), Path::new(&arguments[2]))
-        }
+        [b"copy-tree", _, _] => tree_copy::copy(Path::new(&arguments[1]), Path::new(&arguments[2])),
         [b"remove-tree", _] => tree_remove::remove(Path::new(&arguments[1])),
         [b"--version"] => {
             let line = concat!("sandbox-guest ", env!("CARGO_PKG_VERSION"), "\n");

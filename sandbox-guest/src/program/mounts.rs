@@ -45,9 +45,7 @@ fn step(step: &MountStep) -> Result<(), String> {
         MountStep::Tmpfs { target, mode, size } => {
             (format!("mount a tmpfs on {target}"), tmpfs(target, *mode, *size))
         }
-        MountStep::Devpts { target } => {
-            (format!("mount a devpts on {target}"), devpts(target))
-        }
+        MountStep::Devpts { target } => (format!("mount a devpts on {target}"), devpts(target)),
         MountStep::Symlink { target, path } => {
             (format!("make the symbolic link {path}"), symlink(target, path))
         }

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::io::{Errno, ioctl_fionread, read, write};
 use sandbox_guest::{ExitStatus, Output, ProcessExit, Start};
-use tokio::{io::unix::AsyncFd, io::Interest, time::Instant};
+use tokio::{io::Interest, io::unix::AsyncFd, time::Instant};
 
 use super::{
     guest::{Guest, failure, lock},
@@ -179,13 +179,13 @@ impl Pump {
     fn take(&mut self, err: bool, most: usize) {
         let Some(fd) = (if err { &self.stderr } else { &self.stdout }) else { return };
         let count = fd.try_io(Interest::READABLE, |fd| read_some(fd, &mut self.buffer[..most]));
-        self.took(err, count);
+        self.took(err, &count);
     }
 
     /// Notes what a read gave: how much, 0 at the channel's end, or `None` if nothing was there.
-    fn took(&mut self, err: bool, count: io::Result<usize>) -> Option<usize> {
+    fn took(&mut self, err: bool, count: &io::Result<usize>) -> Option<usize> {
         let source = if err { &mut self.stderr } else { &mut self.stdout };
-        match count {
+        match *count {
             Ok(0) => {
                 *source = None;
                 Some(0)
@@ -261,7 +261,9 @@ impl Pump {
         state.exit = Some(ProcessExit {
             // What ended by itself before the kill reached it was not killed.
             status: match (state.verdict, status) {
-                (Some(verdict), ExitStatus::Signaled(libc::SIGKILL) | ExitStatus::Unknown) => verdict,
+                (Some(verdict), ExitStatus::Signaled(libc::SIGKILL) | ExitStatus::Unknown) => {
+                    verdict
+                }
                 _ => status,
             },
             stdout: state.stdout.end(),
@@ -304,7 +306,7 @@ impl Pump {
             let Some(fd) = (if err { &self.stderr } else { &self.stdout }) else { return false };
             // Asks the kernel, not the runtime, which may not have heard yet.
             let count = read_some(fd.get_ref(), &mut self.buffer[..rest.clamp(1, CHUNK)]);
-            match self.took(err, count) {
+            match self.took(err, &count) {
                 Some(0) => return false,
                 Some(count) if count < rest => rest -= count,
                 Some(_) if rest > 0 => rest = 0,

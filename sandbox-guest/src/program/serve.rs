@@ -186,7 +186,10 @@ async fn answer(mut stream: Stream, result: Result<Response, Failure>) -> io::Re
     let response = result.unwrap_or_else(Response::Failed);
     frame::write_message(&mut stream, &response).await?;
     stream.shutdown().await?;
-    let rest = async { while frame::read(&mut stream).await?.is_some() {} io::Result::Ok(()) };
+    let rest = async {
+        while frame::read(&mut stream).await?.is_some() {}
+        io::Result::Ok(())
+    };
     let _ = tokio::time::timeout(PATIENCE, rest).await;
     Ok(())
 }

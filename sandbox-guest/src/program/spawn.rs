@@ -179,8 +179,7 @@ fn environment(guest: &Guest, start: &Start) -> Result<HashMap<Vec<u8>, Vec<u8>>
     }
     for (name, value) in &start.env {
         if name.is_empty() || name.contains(&b'=') {
-            let message =
-                format!("{:?} is no name of a variable", String::from_utf8_lossy(name));
+            let message = format!("{:?} is no name of a variable", String::from_utf8_lossy(name));
             return Err(failure(FailureKind::Invalid, message));
         }
         env.insert(name.to_vec(), value.to_vec());
@@ -213,7 +212,8 @@ fn c_string(bytes: &[u8], what: &str) -> Result<CString, Failure> {
 }
 
 fn pipe(what: &str) -> Result<(OwnedFd, OwnedFd), Failure> {
-    pipe_with(PipeFlags::CLOEXEC).map_err(|error| system(&format!("cannot make {what}"), &error.into()))
+    pipe_with(PipeFlags::CLOEXEC)
+        .map_err(|error| system(&format!("cannot make {what}"), &error.into()))
 }
 
 type Stdio = [OwnedFd; 3];
@@ -241,17 +241,11 @@ fn terminal(status: OwnedFd, size: PtySize) -> Result<(Ends, Stdio), Failure> {
     resize(&master, size).map_err(cannot)?;
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let slave = ioctl_tiocgptpeer(&master, flags).map_err(cannot)?;
-    let again = |fd: &OwnedFd| {
-        fd.try_clone().map_err(|error| system("cannot open a terminal", &error))
-    };
+    let again =
+        |fd: &OwnedFd| fd.try_clone().map_err(|error| system("cannot open a terminal", &error));
     let stdio = [again(&slave)?, again(&slave)?, slave];
-    let ends = Ends {
-        status,
-        stdin: Some(again(&master)?),
-        stdout: master,
-        stderr: None,
-        terminal: true,
-    };
+    let ends =
+        Ends { status, stdin: Some(again(&master)?), stdout: master, stderr: None, terminal: true };
     Ok((ends, stdio))
 }
 
@@ -278,19 +272,21 @@ fn limits(guest: &Guest, start: &Start) -> Vec<Limit> {
         (libc::RLIMIT_NPROC, guest.max_processes),
         (libc::RLIMIT_AS, lower(guest.max_address_space, own.address_space)),
         (libc::RLIMIT_CPU, own.cpu_seconds),
-        (libc::RLIMIT_NOFILE, own.open_files),
         (libc::RLIMIT_FSIZE, own.file_size),
         (libc::RLIMIT_CORE, own.core_size),
     ];
-    wanted
+    let mut limits: Vec<Limit> = wanted
         .into_iter()
         .filter_map(|(resource, wanted)| {
-            let resource = resource as u32;
             let (_, hard) = limit(resource);
             let value = wanted?.min(hard);
             Some(Limit { resource, soft: value, hard: value })
         })
-        .collect()
+        .collect();
+    let (soft, hard) = guest.open_files;
+    let (soft, hard) = own.open_files.map_or((soft, hard), |own| (own.min(hard), own.min(hard)));
+    limits.push(Limit { resource: libc::RLIMIT_NOFILE, soft, hard });
+    limits
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::{
 use rustix::{process, stdio};
 
 use super::{
-    sys::{self, Pid, StringArray},
+    sys::{self, Pid, Resource, StringArray},
     users::User,
 };
 
@@ -36,7 +36,7 @@ pub(crate) struct Plan {
 /// One resource limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit {
-    pub(crate) resource: u32,
+    pub(crate) resource: Resource,
     pub(crate) soft: u64,
     pub(crate) hard: u64,
 }

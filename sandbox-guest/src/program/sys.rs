@@ -258,19 +258,25 @@ pub(crate) fn pidfd_signal(pidfd: BorrowedFd<'_>, signal: c_int) -> io::Result<(
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// `setrlimit(2)` of both limits to one value. Safe after a fork.
-pub(crate) fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<(), c_int> {
+/// What `RLIMIT_…` names are in this C library.
+#[cfg(target_env = "gnu")]
+pub(crate) type Resource = libc::__rlimit_resource_t;
+#[cfg(not(target_env = "gnu"))]
+pub(crate) type Resource = c_int;
+
+/// `setrlimit(2)`. Safe after a fork.
+pub(crate) fn set_limit(resource: Resource, soft: u64, hard: u64) -> Result<(), c_int> {
     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
     // SAFETY: reads a local of the right type.
-    let done = unsafe { libc::setrlimit(resource as _, &limit) };
+    let done = unsafe { libc::setrlimit(resource, &limit) };
     if done == -1 { Err(errno()) } else { Ok(()) }
 }
 
 /// The soft and the hard limit.
-pub(crate) fn limit(resource: u32) -> (u64, u64) {
+pub(crate) fn limit(resource: Resource) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: writes a local of the right type.
-    unsafe { libc::getrlimit(resource as _, &mut limit) };
+    unsafe { libc::getrlimit(resource, &mut limit) };
     (limit.rlim_cur, limit.rlim_max)
 }
 

@@ -50,7 +50,8 @@ impl Reader {
         let failed = |error: io::Error| failed("read", &path, &error);
         // A FIFO must not hold up the worker.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let mut file = File::options().read(true).custom_flags(flags).open(&path).map_err(failed)?;
+        let mut file =
+            File::options().read(true).custom_flags(flags).open(&path).map_err(failed)?;
         let metadata = file.metadata().map_err(failed)?;
         check_readable(&path, &metadata)?;
         if offset > 0 {

@@ -213,29 +213,29 @@ async fn kill_target(guest: &Guest, target: Target) -> io::Result<()> {
     let mut killed: HashSet<(Pid, u64)> = HashSet::new();
     let mut pause = Duration::from_micros(200);
     loop {
-        let mut members = self::members(guest, target)?;
-        if members.is_empty() {
+        let mut found = members(guest, target)?;
+        if found.is_empty() {
             return Ok(());
         }
         if begin.elapsed() > PATIENCE {
-            let left = members.len();
+            let left = found.len();
             return Err(io::Error::other(format!("{left} processes cannot be killed")));
         }
         // The killed take a moment to die; only others are news.
-        if members.iter().any(|entry| !killed.contains(&(entry.pid, entry.start))) {
+        if found.iter().any(|entry| !killed.contains(&(entry.pid, entry.start))) {
             // Everything is stopped first, so that nothing can start more of it meanwhile.
             for _ in 0..STOP_ROUNDS {
                 let moving: Vec<Entry> =
-                    members.iter().filter(|entry| !entry.is_stopped()).copied().collect();
+                    found.iter().filter(|entry| !entry.is_stopped()).copied().collect();
                 if moving.is_empty() {
                     break;
                 }
                 signal_all(&moving, libc::SIGSTOP);
                 tokio::task::yield_now().await;
-                members = self::members(guest, target)?;
+                found = members(guest, target)?;
             }
-            signal_all(&members, libc::SIGKILL);
-            killed.extend(members.iter().map(|entry| (entry.pid, entry.start)));
+            signal_all(&found, libc::SIGKILL);
+            killed.extend(found.iter().map(|entry| (entry.pid, entry.start)));
         }
         if let Target::Supervised(supervisor) = target
             && lock(&guest.supervisors).contains(&supervisor)

@@ -14,9 +14,9 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags,
-        chmod, chownat, fchmod, fchown, fgetxattr, flistxattr, fsetxattr, fstat, futimens, linkat,
-        mkdirat, mknodat, openat, readlinkat, statat, symlinkat, utimensat,
+        AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid,
+        XattrFlags, chmod, chownat, fchmod, fchown, fgetxattr, flistxattr, fsetxattr, fstat,
+        futimens, linkat, mkdirat, mknodat, openat, readlinkat, statat, symlinkat, utimensat,
     },
     io::Errno,
 };
@@ -57,8 +57,8 @@ pub(crate) fn copy(source: &Path, target: &Path) -> Result<(), String> {
 
 /// Two descriptors are open for each level of the tree.
 fn raise_file_limit() {
-    let (_, hard) = super::sys::limit(libc::RLIMIT_NOFILE as u32);
-    let _ = super::sys::set_limit(libc::RLIMIT_NOFILE as u32, hard, hard);
+    let (_, hard) = super::sys::limit(libc::RLIMIT_NOFILE);
+    let _ = super::sys::set_limit(libc::RLIMIT_NOFILE, hard, hard);
 }
 
 fn copy_tree(source: &Path, target: &Path, failed: &mut Vec<u8>) -> io::Result<()> {

@@ -129,7 +129,7 @@ mod tests {
             fs::create_dir(root.join(format!("d{n}"))).unwrap();
             fs::write(root.join(format!("d{n}/file")), "x").unwrap();
         }
-        fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
         fs::set_permissions(root.join("a"), fs::Permissions::from_mode(0o555)).unwrap();
         remove(&root).unwrap();
         assert!(!root.exists());

@@ -40,10 +40,11 @@ pub struct Start {
 }
 
 /// What becomes of a process's output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Output {
     /// Kept until it is acknowledged, at most a window of it: a process whose reader is slow waits.
+    #[default]
     Stream,
     /// Kept in the sandbox for whoever asks later, the newest so many bytes of each channel; the
     /// process never waits.
@@ -51,12 +52,6 @@ pub enum Output {
         /// In bytes, for each channel.
         limit: u64,
     },
-}
-
-impl Default for Output {
-    fn default() -> Self {
-        Self::Stream
-    }
 }
 
 /// A terminal's size, in characters. Neither may be 0.

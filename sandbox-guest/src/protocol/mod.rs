@@ -8,8 +8,8 @@ mod setup;
 use serde::{Deserialize, Serialize};
 
 pub use exec::{
-    ExitStatus, Output, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize,
-    Start, Started,
+    ExitStatus, Output, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Start,
+    Started,
 };
 pub use file::{Done, Entry, FileInfo, FileKind, FileRequest};
 pub use setup::{MountStep, Setup};
@@ -26,6 +26,7 @@ pub const DEFAULT_WINDOW: u64 = 1024 * 1024;
 /// The first message of a stream, from the harness to the guest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant)] // Made once for each request, and not kept.
 pub enum Request {
     /// Who is there? The first request of a connection; answered by [`Response::Welcome`].
     Hello(Hello),
@@ -91,7 +92,8 @@ pub enum Request {
 pub enum Response {
     /// To [`Request::Hello`].
     Welcome(Welcome),
-    /// A process runs.
+    /// A process runs. It comes again where output that was to be kept gave way to newer before it
+    /// could be sent: what follows then begins at the offsets it names.
     Started(Started),
     /// A process has ended, and all it wrote before has been sent. The last message of its stream.
     Exited(ProcessExit),

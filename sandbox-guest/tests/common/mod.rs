@@ -1,5 +1,5 @@
 //! A guest in plain mode, and a small client for it.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     io,
@@ -20,17 +20,17 @@ use tokio::{
 };
 
 /// A running guest; killed with all it started when it is dropped.
-pub struct Guest {
-    pub child: Child,
-    pub dir: tempfile::TempDir,
+pub(crate) struct Guest {
+    pub(crate) child: Child,
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl Guest {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::with(|_| {})
     }
 
-    pub fn with(change: impl FnOnce(&mut Setup)) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut Setup)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let workspace = dir.path().join("workspace");
         std::fs::create_dir(&workspace).unwrap();
@@ -55,15 +55,15 @@ impl Guest {
         guest
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
     }
 
-    pub fn workspace(&self) -> PathBuf {
+    pub(crate) fn workspace(&self) -> PathBuf {
         self.dir.path().join("workspace")
     }
 
-    pub async fn connect(&self) -> Client {
+    pub(crate) async fn connect(&self) -> Client {
         Client::connect(&self.socket()).await
     }
 }
@@ -85,7 +85,7 @@ impl Drop for Guest {
 }
 
 /// The static program where it is embedded, else the one that cargo built for the tests.
-pub fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     PATH.get_or_init(|| {
         let Some(bytes) = sandbox_guest::bundled() else {
@@ -103,7 +103,7 @@ pub fn program() -> PathBuf {
     .clone()
 }
 
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
         assert!(Instant::now() < deadline, "waited too long for {what}");
@@ -111,42 +111,42 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-pub fn alive(pid: u32) -> bool {
+pub(crate) fn alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().unwrap_or_default().chars().next();
     state.is_some_and(|state| state != 'Z')
 }
 
 #[derive(Clone)]
-pub struct Client {
-    pub mux: Mux,
+pub(crate) struct Client {
+    pub(crate) mux: Mux,
 }
 
-pub struct Process {
-    pub reader: ReadHalf<Stream>,
-    pub writer: WriteHalf<Stream>,
-    pub started: Started,
+pub(crate) struct Process {
+    pub(crate) reader: ReadHalf<Stream>,
+    pub(crate) writer: WriteHalf<Stream>,
+    pub(crate) started: Started,
 }
 
 #[derive(Debug)]
-pub struct Ended {
-    pub stdout: Vec<u8>,
-    pub stderr: Vec<u8>,
-    pub exit: ProcessExit,
+pub(crate) struct Ended {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) exit: ProcessExit,
 }
 
 impl Ended {
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    pub fn status(&self) -> ExitStatus {
+    pub(crate) fn status(&self) -> ExitStatus {
         self.exit.status
     }
 }
 
 impl Client {
-    pub async fn connect(socket: &Path) -> Self {
+    pub(crate) async fn connect(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).await.unwrap();
         preamble::exchange(&mut stream).await.unwrap();
         let client = Self { mux: mux::client(stream) };
@@ -157,13 +157,13 @@ impl Client {
         client
     }
 
-    pub async fn send(&self, request: &Request) -> Stream {
+    pub(crate) async fn send(&self, request: &Request) -> Stream {
         let mut stream = self.mux.open().await.unwrap();
         frame::write_message(&mut stream, request).await.unwrap();
         stream
     }
 
-    pub async fn ask(&self, request: Request) -> Result<Response, Failure> {
+    pub(crate) async fn ask(&self, request: Request) -> Result<Response, Failure> {
         let mut stream = self.send(&request).await;
         match next(&mut stream).await {
             Response::Failed(failure) => Err(failure),
@@ -171,20 +171,25 @@ impl Client {
         }
     }
 
-    pub async fn spawn(&self, start: Start) -> Result<Process, Failure> {
+    pub(crate) async fn spawn(&self, start: Start) -> Result<Process, Failure> {
         attached(self.send(&Request::Start(start)).await).await
     }
 
-    pub async fn attach(&self, process: &str, stdout: u64, stderr: u64) -> Result<Process, Failure> {
+    pub(crate) async fn attach(
+        &self,
+        process: &str,
+        stdout: u64,
+        stderr: u64,
+    ) -> Result<Process, Failure> {
         let request = Request::Attach { process: process.into(), stdout, stderr };
         attached(self.send(&request).await).await
     }
 
-    pub async fn run(&self, start: Start) -> Result<Ended, Failure> {
+    pub(crate) async fn run(&self, start: Start) -> Result<Ended, Failure> {
         Ok(self.spawn(start).await?.finish().await)
     }
 
-    pub async fn shell(&self, script: &str) -> Ended {
+    pub(crate) async fn shell(&self, script: &str) -> Ended {
         self.run(shell(script)).await.unwrap()
     }
 }
@@ -198,7 +203,7 @@ async fn attached(stream: Stream) -> Result<Process, Failure> {
     }
 }
 
-pub async fn next<R: tokio::io::AsyncRead + Unpin>(reader: &mut R) -> Response {
+pub(crate) async fn next<R: tokio::io::AsyncRead + Unpin>(reader: &mut R) -> Response {
     match frame::read(reader).await.unwrap().unwrap() {
         Frame::Message(message) => frame::decode(&message).unwrap(),
         Frame::Data(..) => panic!("data where a message was expected"),
@@ -206,30 +211,30 @@ pub async fn next<R: tokio::io::AsyncRead + Unpin>(reader: &mut R) -> Response {
 }
 
 /// What came in on a process's stream.
-pub enum Event {
+pub(crate) enum Event {
     Data(Channel, Vec<u8>),
     Message(Response),
 }
 
 impl Process {
-    pub async fn event(&mut self) -> Option<Event> {
+    pub(crate) async fn event(&mut self) -> Option<Event> {
         Some(match frame::read(&mut self.reader).await.ok()?? {
             Frame::Data(channel, data) => Event::Data(channel, data),
             Frame::Message(message) => Event::Message(frame::decode(&message).unwrap()),
         })
     }
 
-    pub async fn send(&mut self, input: Input) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, input: Input) -> io::Result<()> {
         frame::write_message(&mut self.writer, &input).await
     }
 
-    pub async fn write(&mut self, data: &[u8]) -> io::Result<()> {
+    pub(crate) async fn write(&mut self, data: &[u8]) -> io::Result<()> {
         frame::write_data(&mut self.writer, Channel::In, data).await?;
         self.writer.flush().await
     }
 
     /// Acknowledges and gathers all output until the end.
-    pub async fn finish(mut self) -> Ended {
+    pub(crate) async fn finish(mut self) -> Ended {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         loop {
             match self.event().await.expect("the stream ended early") {
@@ -246,7 +251,7 @@ impl Process {
     }
 
     /// Reads standard output until this is in it.
-    pub async fn until(&mut self, text: &str) -> String {
+    pub(crate) async fn until(&mut self, text: &str) -> String {
         let mut seen = String::new();
         while !seen.contains(text) {
             match self.event().await {
@@ -259,7 +264,7 @@ impl Process {
     }
 }
 
-pub fn command(words: &[&str]) -> Start {
+pub(crate) fn command(words: &[&str]) -> Start {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     Start {
@@ -270,6 +275,6 @@ pub fn command(words: &[&str]) -> Start {
     }
 }
 
-pub fn shell(script: &str) -> Start {
+pub(crate) fn shell(script: &str) -> Start {
     command(&["/bin/sh", "-c", script])
 }
