@@ -110,13 +110,21 @@ fn listener(setup: &Setup) -> Result<UnixListener, String> {
     Ok(listener)
 }
 
+/// Makes the socket elsewhere first: where it has its name, it listens already.
 fn bind(path: &str) -> io::Result<UnixListener> {
-    // Nobody else may connect, not even between the two calls.
+    let unfinished = format!("{path}.new");
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // Nobody else may connect, not even before the mode is set.
     let before = process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-    let bound = UnixListener::bind(path);
+    let bound = UnixListener::bind(&unfinished);
     process::umask(before);
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    bound
+    let listener = bound?;
+    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&unfinished, path)?;
+    Ok(listener)
 }
 
 fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
