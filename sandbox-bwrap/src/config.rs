@@ -59,7 +59,8 @@ impl BwrapBackendBuilder {
     }
 
     /// The user and group of this host that sandboxes run as if the harness is root, instead of
-    /// 1900000000. Without root, sandboxes always run as the harness's own user.
+    /// 1900000000. Without root, and as the root of a user namespace (a rootless container), which is an
+    /// ordinary user of the host, sandboxes run as the harness's own user.
     #[must_use]
     pub fn run_as(mut self, uid: u32, gid: u32) -> Self {
         self.run_as = Some(RunAs { uid, gid });
@@ -89,7 +90,14 @@ impl BwrapBackendBuilder {
             }
             _ if uid != 0 => None,
             Some(run_as) => Some(run_as),
-            None => Some(RunAs { uid: RUN_AS, gid: RUN_AS }),
+            None if is_initial_map(
+                &fs::read_to_string("/proc/self/uid_map").unwrap_or_default(),
+            ) =>
+            {
+                Some(RunAs { uid: RUN_AS, gid: RUN_AS })
+            }
+            // Root of a user namespace, as in a rootless container, is an ordinary user of the host.
+            None => None,
         };
         let state_dir = match self.state_dir {
             Some(directory) => {
@@ -104,6 +112,12 @@ impl BwrapBackendBuilder {
         let program = self.program.unwrap_or_else(|| "bwrap".into());
         Ok(BwrapBackend::from_parts(State { root: state_dir }, program, guests, run_as))
     }
+}
+
+/// Whether a process with these user ids is in the host's own user namespace.
+fn is_initial_map(uid_map: &str) -> bool {
+    let numbers: Vec<&str> = uid_map.split_ascii_whitespace().collect();
+    numbers == ["0", "0", "4294967295"]
 }
 
 fn invalid(message: String) -> Error {
@@ -180,6 +194,13 @@ mod tests {
         let error =
             BwrapBackend::builder().run_as(0, 5).guest_binaries(GuestBinaries::none()).build();
         assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidSpec);
+    }
+
+    #[test]
+    fn root_of_a_user_namespace_is_told_from_the_hosts() {
+        assert!(is_initial_map("         0          0 4294967295\n"));
+        assert!(!is_initial_map("         0       1000          1\n"));
+        assert!(!is_initial_map("0 1000 1\n1 100000 65536\n"));
     }
 
     #[test]

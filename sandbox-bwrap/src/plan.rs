@@ -207,6 +207,9 @@ pub(crate) fn setup(input: &Input<'_>) -> Result<Setup> {
         oom_fd: input.fds.oom,
         expires_at: request.expires_at.map(milliseconds),
         lease_until: request.lease_until.map(milliseconds),
+        idle_ms: request
+            .idle_limit
+            .map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
     })
 }
 

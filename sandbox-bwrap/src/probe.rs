@@ -21,7 +21,7 @@ use crate::{
     sys::{ChildSetup, Stage},
 };
 
-const OVERLAYFS: i64 = 0x794c_7630;
+const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 
 /// Makes a sandbox, looks at it, and removes it.
 pub(crate) async fn probe(backend: &BwrapBackend) -> Result<Capabilities> {
@@ -244,7 +244,7 @@ pub(crate) fn explain(shared: &Shared, words: &str) -> Error {
 }
 
 fn is_on_overlay(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|found| i64::from(found.f_type) == OVERLAYFS)
+    rustix::fs::statfs(path).is_ok_and(|found| found.f_type == OVERLAYFS)
 }
 
 /// What the system's settings say about a user namespace that was refused.

@@ -20,6 +20,7 @@ use std::{
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::CWD,
+    io::Errno,
     mount::{OpenTreeFlags, open_tree},
 };
 use sandbox_core::{Access, Error, Result};
@@ -113,15 +114,8 @@ impl Stager {
         if matches!(wanted.kind, Kind::Shown(_)) {
             flags |= OpenTreeFlags::AT_RECURSIVE;
         }
-        let mount = open_tree(CWD, &wanted.path, flags).map_err(|error| {
-            let what = format!(
-                "mounting the {} {} for the user that sandboxes run as ({})",
-                wanted.what,
-                wanted.path.display(),
-                run_as.uid
-            );
-            Error::io(operation, what, error.into())
-        })?;
+        let mount = open_tree(CWD, &wanted.path, flags)
+            .map_err(|error| cannot_mount(operation, wanted, run_as, error))?;
         let owner = (metadata.uid(), metadata.gid());
         if wanted.kind == Kind::Ours || owner == (run_as.uid, run_as.gid) {
             return Ok(mount);
@@ -156,6 +150,22 @@ impl Stager {
 fn is_public(metadata: &fs::Metadata) -> bool {
     let needed = if metadata.is_dir() { 0o005 } else { 0o004 };
     metadata.permissions().mode() & needed == needed
+}
+
+fn cannot_mount(operation: &'static str, wanted: &Wanted, run_as: RunAs, error: Errno) -> Error {
+    let mut message = format!(
+        "mounting the {} {} for the user that sandboxes run as ({})",
+        wanted.what,
+        wanted.path.display(),
+        run_as.uid
+    );
+    if error == Errno::PERM {
+        message.push_str(
+            "; this root may not mount (it has no CAP_SYS_ADMIN), as in a container: run the harness as an \
+             ordinary user there, or start the container with --cap-add SYS_ADMIN",
+        );
+    }
+    Error::io(operation, message, error.into())
 }
 
 fn cannot_map(operation: &'static str, wanted: &Wanted, run_as: RunAs, error: io::Error) -> Error {

@@ -117,7 +117,7 @@ mod tests {
         std::os::unix::fs::symlink(place.path(), tree.join("a/link")).unwrap();
         std::os::unix::fs::symlink(&outside, tree.join("a/b/file-link")).unwrap();
         for dir in ["a/b/c", "a/b", "a"] {
-            fs::set_permissions(tree.join(dir), fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(tree.join(dir), fs::Permissions::from_mode(0o000)).unwrap();
         }
         remove(&tree).unwrap();
         assert!(!tree.exists());

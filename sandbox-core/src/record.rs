@@ -87,6 +87,7 @@ pub struct Snapshot {
 /// What was begun.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Intent {
+    Create,
     Provision { backend: BackendId, instance: InstanceId },
     Stop,
     Start,
@@ -119,7 +120,7 @@ impl Record {
             updated_at: first.at,
             ready_at: None,
             expires_at: None,
-            open: None,
+            open: Some(Intent::Create),
         };
         record.apply_all(rest);
         Some(record)

@@ -3,14 +3,23 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
-    CollectSink, Command, Consumer, CreateSandbox, Result, Run, Sandbox, SandboxBackend,
-    SandboxManager, TurnId,
+    Capabilities, CollectSink, Command, Consumer, CreateSandbox, Feature, Instance, InstanceState,
+    Level, Network, Outcome, Reachability, Result, Run, Sandbox, SandboxBackend, SandboxManager,
+    SandboxState, TurnId,
 };
 use tempfile::TempDir;
+
+/// How long a case waits for what must come soon. Nothing measures it; it tells a hang.
+pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// What a case returns.
 pub type Check<T = ()> = std::result::Result<T, Failure>;
@@ -97,6 +106,8 @@ pub struct Context {
     subject: Subject,
     /// The backend under test.
     pub backend: Arc<dyn SandboxBackend>,
+    /// What its probe says of this host.
+    pub capabilities: Capabilities,
     /// A manager with that backend.
     pub manager: SandboxManager,
     /// The sink of the case's turn.
@@ -108,6 +119,7 @@ impl Context {
         let failed = |error| sandbox_core::Error::io("prepare", "a temporary directory", error);
         let dir = tempfile::Builder::new().prefix("conformance-").tempdir().map_err(failed)?;
         let backend = subject.backend(&dir.path().join("backend"))?;
+        let capabilities = backend.probe().await?;
         let manager = SandboxManager::builder()
             .state_dir(dir.path().join("state"))
             .shared_backend(Arc::clone(&backend))
@@ -116,7 +128,7 @@ impl Context {
         let repository = dir.path().join("repository");
         write_repository(&repository).map_err(failed)?;
         let (subject, sink) = (subject.clone(), CollectSink::new(TurnId::new("turn")));
-        Ok(Self { dir, subject, backend, manager, sink })
+        Ok(Self { dir, subject, backend, capabilities, manager, sink })
     }
 
     /// A directory with a few files: `README`, `src/main.c`, an executable `run.sh`, a link.
@@ -137,18 +149,53 @@ impl Context {
     ///
     /// What building it says.
     pub async fn another_manager(&self) -> Result<SandboxManager> {
+        self.manager_on("state", self.subject.backend(&self.dir.path().join("backend"))?).await
+    }
+
+    /// A manager on the same state with this backend, such as a decorated one.
+    ///
+    /// # Errors
+    ///
+    /// What building it says.
+    pub async fn manager_with(&self, backend: Arc<dyn SandboxBackend>) -> Result<SandboxManager> {
+        self.manager_on("state", backend).await
+    }
+
+    /// Another owner's manager: a state of its own, the same backend.
+    ///
+    /// # Errors
+    ///
+    /// What building it says.
+    pub async fn strange_manager(&self) -> Result<SandboxManager> {
+        self.manager_on("strange", Arc::clone(&self.backend)).await
+    }
+
+    async fn manager_on(
+        &self,
+        state: &str,
+        backend: Arc<dyn SandboxBackend>,
+    ) -> Result<SandboxManager> {
         SandboxManager::builder()
-            .state_dir(self.dir.path().join("state"))
-            .shared_backend(self.subject.backend(&self.dir.path().join("backend"))?)
+            .state_dir(self.dir.path().join(state))
+            .shared_backend(backend)
             .build()
             .await
     }
 
-    /// A request for a sandbox of the repository.
+    /// Whether the host has all of a feature.
+    #[must_use]
+    pub fn has(&self, feature: Feature) -> bool {
+        self.capabilities.level(feature) == Level::Full
+    }
+
+    /// A request for a sandbox of the repository, without a network where the backend can deny it.
     #[must_use]
     pub fn request(&self) -> CreateSandbox {
+        let network =
+            if self.has(Feature::NetworkDeny) { Network::Deny } else { Network::Host };
         CreateSandbox::new()
             .workspace(self.repository())
+            .network(network)
             .consumer(Consumer::agent("conformance").run("1"))
     }
 
@@ -184,6 +231,141 @@ impl Context {
         sandbox.exec(command, &self.sink).await
     }
 
+    /// A number of seconds that no other process sleeps for: `sleep` with it can be found by it.
+    #[must_use]
+    pub fn marker(&self) -> String {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        format!("8640{}.{:07}", count % 10, std::process::id()) + &format!("{count:04}")
+    }
+
+    /// How many processes there are, as seen from inside, with this marker among their arguments.
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be found out.
+    pub async fn count(&self, sandbox: &Sandbox, marker: &str) -> Check<usize> {
+        // The pattern does not match itself.
+        let (first, rest) = marker.split_at(1);
+        let text = format!("grep -als '[{first}]{rest}' /proc/[0-9]*/cmdline | wc -l");
+        Ok(self.sh(sandbox, &text).await?.trim().parse()?)
+    }
+
+    /// Waits until there are so many.
+    ///
+    /// # Errors
+    ///
+    /// If they do not come or go.
+    pub async fn until_count(
+        &self,
+        sandbox: &Sandbox,
+        marker: &str,
+        wanted: impl Fn(usize) -> bool,
+    ) -> Check {
+        let deadline = Instant::now() + SOON;
+        loop {
+            let count = self.count(sandbox, marker).await?;
+            if wanted(count) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(format!("still {count} processes of {marker}").into());
+            }
+            pause().await;
+        }
+    }
+
+    /// The kinds of a sandbox's history.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub async fn kinds(&self, sandbox: &Sandbox) -> Check<Vec<String>> {
+        let history = self.manager.history(sandbox.id(), 0).await?;
+        Ok(history.iter().map(sandbox_core::SandboxEvent::name).collect())
+    }
+
+    /// How the sandbox's only instance is, as the backend says; `None` if it lists none.
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be found out.
+    pub async fn instance(&self, sandbox: &Sandbox) -> Check<Option<(Instance, InstanceState)>> {
+        let all = self.backend.inventory().await?;
+        let mut mine = all.into_iter().filter(|found| found.instance.sandbox == *sandbox.id());
+        let first = mine.next().map(|found| (found.instance, found.state));
+        if mine.next().is_some() {
+            return Err("it has two instances".into());
+        }
+        Ok(first)
+    }
+
+    /// Waits until the sandbox's instance does not run any more, whoever ended it.
+    ///
+    /// # Errors
+    ///
+    /// If it goes on.
+    pub async fn until_ended(&self, sandbox: &Sandbox) -> Check {
+        let deadline = Instant::now() + SOON;
+        loop {
+            match self.instance(sandbox).await? {
+                None | Some((_, InstanceState::Stopped | InstanceState::Gone)) => return Ok(()),
+                Some((_, state)) if Instant::now() > deadline => {
+                    return Err(format!("its instance is still {state:?}").into());
+                }
+                Some(_) => pause().await,
+            }
+        }
+    }
+
+    /// Sends a signal to the guest, from outside, where it is a process of this host; otherwise ends
+    /// the instance behind the manager's back.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be reached.
+    pub async fn signal_guest(&self, sandbox: &Sandbox, signal: Signal) -> Check {
+        match sandbox.reachability().await? {
+            Reachability::Local(local) => {
+                let pid = Pid::from_raw(i32::try_from(local.pid)?).ok_or("it is no process")?;
+                kill_process(pid, signal)?;
+                Ok(())
+            }
+            _ if signal == Signal::KILL => {
+                let (instance, _) = self.instance(sandbox).await?.ok_or("it has no instance")?;
+                Ok(self.backend.stop(&instance).await?)
+            }
+            _ => Err("its guest is no process of this host".into()),
+        }
+    }
+
+    /// Waits for an outcome in the sandbox's history.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come.
+    pub async fn until_recorded(
+        &self,
+        sandbox: &Sandbox,
+        wanted: impl Fn(&sandbox_core::Known) -> bool,
+    ) -> Check {
+        let mut watch = self.manager.watch(sandbox.id(), 0);
+        let found = async {
+            loop {
+                if watch.next().await?.known().is_some_and(&wanted) {
+                    return Check::Ok(());
+                }
+            }
+        };
+        match tokio::time::timeout(SOON, found).await {
+            Ok(found) => found,
+            Err(_) => {
+                let kinds = self.kinds(sandbox).await?;
+                Err(format!("the history does not say so: {kinds:?}").into())
+            }
+        }
+    }
+
     /// Removes every sandbox, and then everything else of the case.
     pub(crate) async fn finish(self) -> Check {
         for info in self.manager.list().await? {
@@ -199,6 +381,37 @@ impl Context {
         self.dir.close()?;
         Ok(())
     }
+}
+
+/// A little while, between two looks at something.
+pub(crate) async fn pause() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// What must come soon; that it does not is a failure.
+pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> Check<T> {
+    match tokio::time::timeout(SOON, future).await {
+        Ok(result) => Ok(result),
+        Err(_) => Err(format!("it hangs: {what}").into()),
+    }
+}
+
+/// Whether a process was ended, by whom it may.
+pub(crate) fn is_lost(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Lost(_))
+}
+
+/// The kind of the error that this must be.
+pub(crate) fn error_of<T>(result: Result<T>) -> Check<sandbox_core::Error> {
+    match result {
+        Ok(_) => Err("it succeeded".into()),
+        Err(error) => Ok(error),
+    }
+}
+
+/// Whether the sandbox can be used.
+pub(crate) async fn is_ready(sandbox: &Sandbox) -> Check<bool> {
+    Ok(sandbox.info().await?.state == SandboxState::Ready)
 }
 
 fn write_repository(at: &Path) -> std::io::Result<()> {

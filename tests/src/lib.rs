@@ -17,8 +17,10 @@
 
 mod cases;
 mod context;
+pub mod decorate;
+pub mod fake;
 mod run;
 
 pub use cases::{Case, all};
 pub use context::{Check, Context, Failure, Subject};
-pub use run::main;
+pub use run::{Verdict, main, run_case};

@@ -40,22 +40,42 @@ pub fn main(subjects: Vec<Subject>) -> ExitCode {
 fn run(subject: &Subject, case: Case, name: &str) -> Result<Completion, Failed> {
     match subject.user() {
         Some(uid) if std::env::var_os(CHILD).is_none() => run_as(uid, name),
-        _ => run_here(subject, case),
+        _ => complete(subject, run_here(subject, case)?),
     }
 }
 
-fn run_here(subject: &Subject, case: Case) -> Result<Completion, Failed> {
+/// How a case went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it must.
+    Passed,
+    /// The backend lacks what it is about: this.
+    Skipped(String),
+    /// Otherwise, for this reason.
+    Failed(String),
+}
+
+/// Runs one case in this process; for tests of the suite itself.
+///
+/// # Panics
+///
+/// If there is no case of this name, or the operating system gives no threads.
+#[must_use]
+pub fn run_case(subject: &Subject, name: &str) -> Verdict {
+    let Some(case) = all().into_iter().find(|case| case.name == name) else {
+        panic!("there is no case {name}");
+    };
+    run_here(subject, case).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run_here(subject: &Subject, case: Case) -> std::io::Result<Verdict> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let done = runtime.block_on(async {
         let context = Context::new(subject).await?;
-        let capabilities = context.backend.probe().await?;
         for feature in case.needs {
-            if capabilities.level(*feature) == Level::None {
-                let reason = format!("{feature}: {}", capabilities.evidence(*feature));
-                if required(subject.name()) {
-                    return Err(format!("skipped though required: {reason}").into());
-                }
-                return Ok(Completion::ignored_with(reason));
+            if context.capabilities.level(*feature) == Level::None {
+                let reason = format!("{feature}: {}", context.capabilities.evidence(*feature));
+                return Ok(Verdict::Skipped(reason));
             }
         }
         let result = match tokio::time::timeout(LIMIT, (case.run)(&context)).await {
@@ -63,9 +83,20 @@ fn run_here(subject: &Subject, case: Case) -> Result<Completion, Failed> {
             Err(_) => Err(format!("it hung: no end after {} s", LIMIT.as_secs()).into()),
         };
         let cleaned = context.finish().await;
-        result.and(cleaned).map(|()| Completion::Completed)
+        result.and(cleaned).map(|()| Verdict::Passed)
     });
-    done.map_err(|failure: crate::Failure| Failed::from(failure.message().to_owned()))
+    Ok(done.unwrap_or_else(|failure: crate::Failure| Verdict::Failed(failure.message().into())))
+}
+
+fn complete(subject: &Subject, verdict: Verdict) -> Result<Completion, Failed> {
+    match verdict {
+        Verdict::Passed => Ok(Completion::Completed),
+        Verdict::Failed(why) => Err(why.into()),
+        Verdict::Skipped(why) if required(subject.name()) => {
+            Err(format!("skipped though required: {why}").into())
+        }
+        Verdict::Skipped(why) => Ok(Completion::ignored_with(why)),
+    }
 }
 
 fn required(subject: &str) -> bool {

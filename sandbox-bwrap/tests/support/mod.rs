@@ -1,5 +1,9 @@
 //! What the tests share: a backend with a state directory of its own, and running commands in its
 //! sandboxes the way a person would, through the command line that `reachability` gives.
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests, in functions that clippy cannot tell as such"
+)]
 
 use std::{
     future::Future,

@@ -3,6 +3,7 @@
 //! ```text
 //! <dir>/owner                  this journal's mark
 //! <dir>/history/sbx_….jsonl    a record a line, only ever appended to
+//! <dir>/live/sbx_…             an empty file as long as the sandbox is not known to have ended
 //! <dir>/locks/sbx_…            locked by whoever changes the sandbox's life
 //! <dir>/names/<name>           the id of the live sandbox that has the name
 //! ```
@@ -57,7 +58,7 @@ impl FileJournal {
     /// `PermissionDenied` and the like if the directory cannot be made or written to.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
-        for part in ["history", "locks", "names"] {
+        for part in ["history", "live", "locks", "names"] {
             let path = dir.join(part);
             fs::DirBuilder::new()
                 .recursive(true)
@@ -106,18 +107,19 @@ impl Journal for FileJournal {
     }
 
     async fn sandboxes(&self) -> Result<Vec<SandboxId>> {
-        self.blocking(|inner| {
-            let dir = inner.dir.join("history");
-            let mut found = Vec::new();
-            for entry in fs::read_dir(&dir).map_err(|error| failed(&dir, error))? {
-                let name = entry.map_err(|error| failed(&dir, error))?.file_name();
-                let id = name.to_str().and_then(|name| name.strip_suffix(".jsonl"));
-                found.extend(id.and_then(|id| id.parse::<SandboxId>().ok()));
-            }
-            found.sort();
-            Ok(found)
-        })
-        .await
+        self.blocking(|inner| inner.ids("history", ".jsonl")).await
+    }
+
+    async fn live(&self) -> Result<Vec<SandboxId>> {
+        self.blocking(|inner| inner.ids("live", "")).await
+    }
+
+    async fn retire(&self, sandbox: &SandboxId) -> Result<()> {
+        let path = self.inner.live_path(sandbox);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&path, error)),
+            _ => Ok(()),
+        }
     }
 
     async fn lock(&self, sandbox: &SandboxId) -> Result<JournalLock> {
@@ -184,6 +186,23 @@ impl Inner {
         self.dir.join("history").join(format!("{sandbox}.jsonl"))
     }
 
+    fn live_path(&self, sandbox: &SandboxId) -> PathBuf {
+        self.dir.join("live").join(sandbox.as_str())
+    }
+
+    /// The ids that the files of a directory are named by, oldest first.
+    fn ids(&self, part: &str, suffix: &str) -> Result<Vec<SandboxId>> {
+        let dir = self.dir.join(part);
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(|error| failed(&dir, error))? {
+            let name = entry.map_err(|error| failed(&dir, error))?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(suffix));
+            found.extend(id.and_then(|id| id.parse::<SandboxId>().ok()));
+        }
+        found.sort();
+        Ok(found)
+    }
+
     fn name_path(&self, name: &Name) -> PathBuf {
         self.dir.join("names").join(name.as_str())
     }
@@ -213,6 +232,11 @@ impl Inner {
         let tail = self.tail(&record.sandbox);
         let mut tail = locked(&tail);
         let to_disk = record.must_reach_disk();
+        if tail.seq == 0 && !path.exists() {
+            // Before its first record: a sandbox that has a history is never overlooked.
+            let live = self.live_path(&record.sandbox);
+            File::create(&live).map_err(|error| failed(&live, error))?;
+        }
         let (file, new) = open_history(&path).map_err(|error| failed(&path, error))?;
         file.lock().map_err(|error| failed(&path, error))?;
         let event = append(&file, &path, &mut tail, record)?;

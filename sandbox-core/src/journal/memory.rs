@@ -1,7 +1,7 @@
 //! Histories in memory, for tests and for sandboxes that need not outlive their process.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -20,6 +20,7 @@ pub struct MemoryJournal {
 #[derive(Debug, Default)]
 struct State {
     histories: BTreeMap<SandboxId, Vec<SandboxEvent>>,
+    retired: BTreeSet<SandboxId>,
     names: HashMap<Name, SandboxId>,
     locks: HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>,
 }
@@ -65,6 +66,16 @@ impl Journal for MemoryJournal {
 
     async fn sandboxes(&self) -> Result<Vec<SandboxId>> {
         Ok(self.state().histories.keys().cloned().collect())
+    }
+
+    async fn live(&self) -> Result<Vec<SandboxId>> {
+        let state = self.state();
+        Ok(state.histories.keys().filter(|id| !state.retired.contains(*id)).cloned().collect())
+    }
+
+    async fn retire(&self, sandbox: &SandboxId) -> Result<()> {
+        self.state().retired.insert(sandbox.clone());
+        Ok(())
     }
 
     async fn lock(&self, sandbox: &SandboxId) -> Result<JournalLock> {

@@ -45,6 +45,21 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// `Journal` if they cannot be listed.
     async fn sandboxes(&self) -> Result<Vec<SandboxId>>;
 
+    /// The sandboxes that are not known to have come to their end, oldest first: all that matter to
+    /// somebody who opens a journal with a long past. May name some that have.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if they cannot be listed.
+    async fn live(&self) -> Result<Vec<SandboxId>>;
+
+    /// Notes that a sandbox has come to its end, so that [`live`](Self::live) need not name it.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if it cannot be written.
+    async fn retire(&self, sandbox: &SandboxId) -> Result<()>;
+
     /// Waits for the right to change a sandbox's life. The lock ends when it is dropped, or when the
     /// process that has it ends.
     ///

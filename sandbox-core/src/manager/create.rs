@@ -134,6 +134,7 @@ async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Resu
             inner.journal.release(name, &shared.id).await?;
         }
         recorded?;
+        inner.journal.retire(&shared.id).await?;
     }
     result.map(|()| handle)
 }
@@ -171,7 +172,7 @@ async fn bring_up(
     }
     let expires_at = ttl.map(later);
     if expires_at.is_some() {
-        link.call(lifetime::deadline(expires_at, provision.lease_until)).await?;
+        link.call(lifetime::deadline(expires_at, None)).await?;
     }
     shared.relink(link).await;
     let generation = provision.generation;

@@ -179,7 +179,7 @@ pub(crate) async fn destroy(recorder: Recorder) -> Result<()> {
     recorder.record(Known::Destroying).await?;
     finish_destroying(&inner, &shared, &record).await?;
     recorder.record(Known::Destroyed).await?;
-    Ok(())
+    inner.journal.retire(&shared.id).await
 }
 
 /// What is left to do once `destroying` is recorded; it may be done again.

@@ -20,7 +20,7 @@ pub(super) fn later(seconds: u64) -> Timestamp {
     Timestamp::now().saturating_add(duration).unwrap_or(Timestamp::MAX)
 }
 
-/// What tells a guest when to end.
+/// What tells a guest when to end; what is not given stays as it is.
 pub(super) fn deadline(expires_at: Option<Timestamp>, lease_until: Option<Timestamp>) -> Request {
     let milliseconds = |at: Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
     Request::Deadline {
@@ -90,8 +90,7 @@ pub(crate) async fn extend_ttl(recorder: Recorder, by: Duration) -> Result<Times
     // A guest that does not run now hears of it when it is started.
     if record.state == SandboxState::Ready {
         let link = shared.link(&inner).await?;
-        let lease = record.spec.lifetime.lease_seconds.map(later);
-        link.call(deadline(Some(extended), lease)).await?;
+        link.call(deadline(Some(extended), None)).await?;
     }
     Ok(extended)
 }
@@ -106,11 +105,11 @@ pub(crate) async fn renew_lease(inner: &Arc<Inner>, shared: &Arc<Shared>) -> Res
         );
     };
     let link = shared.link(inner).await?;
-    link.call(deadline(record.expires_at, Some(later(lease)))).await.map(drop)
+    link.call(deadline(None, Some(later(lease)))).await.map(drop)
 }
 
 /// Renews a lease as long as the connection, and the manager that made it, live.
-pub(super) fn keep_lease(link: &Arc<Link>, expires_at: Option<Timestamp>, lease: u64) {
+pub(super) fn keep_lease(link: &Arc<Link>, lease: u64) {
     let link: Weak<Link> = Arc::downgrade(link);
     let pause = Duration::from_millis(lease.saturating_mul(1000) / 3);
     tokio::spawn(async move {
@@ -120,7 +119,7 @@ pub(super) fn keep_lease(link: &Arc<Link>, expires_at: Option<Timestamp>, lease:
             if link.is_closed() {
                 return;
             }
-            if let Err(error) = link.call(deadline(expires_at, Some(later(lease)))).await {
+            if let Err(error) = link.call(deadline(None, Some(later(lease)))).await {
                 tracing::debug!(%error, "a lease was not renewed");
             }
         }

@@ -28,8 +28,7 @@ pub use watch::Watch;
 
 use crate::{
     BackendId, Capabilities, CreateSandbox, Error, ErrorKind, Journal, Name, Result, Sandbox,
-    SandboxBackend, SandboxEvent, SandboxId, SandboxInfo, SandboxState, SnapshotId, TurnEventSink,
-    info::info,
+    SandboxBackend, SandboxEvent, SandboxId, SandboxInfo, SnapshotId, TurnEventSink, info::info,
 };
 
 /// Makes, finds and forks sandboxes, and keeps their history. Cheap to clone.
@@ -111,22 +110,37 @@ impl SandboxManager {
         Ok(self.handle(&shared))
     }
 
-    /// Every sandbox of this journal, oldest first, destroyed ones too.
+    /// Every sandbox that has not come to its end, oldest first. Does not read the others' histories.
     ///
     /// # Errors
     ///
     /// `Journal` if they cannot be listed. One whose own history cannot be read is left out, with a
     /// warning.
     pub async fn list(&self) -> Result<Vec<SandboxInfo>> {
+        let mut found = self.infos(self.inner.journal.live().await?).await;
+        found.retain(|info| info.state.is_live());
+        Ok(found)
+    }
+
+    /// Every sandbox of this journal, oldest first, destroyed ones and those that were never made too.
+    ///
+    /// # Errors
+    ///
+    /// As [`list`](Self::list).
+    pub async fn list_all(&self) -> Result<Vec<SandboxInfo>> {
+        Ok(self.infos(self.inner.journal.sandboxes().await?).await)
+    }
+
+    async fn infos(&self, ids: Vec<SandboxId>) -> Vec<SandboxInfo> {
         let mut found = Vec::new();
-        for id in self.inner.journal.sandboxes().await? {
+        for id in ids {
             match self.inner.shared(&id).try_record(&self.inner).await {
                 Ok(Some(record)) => found.push(info(&record)),
                 Ok(None) => {}
                 Err(error) => tracing::warn!(%error, "left out of the list"),
             }
         }
-        Ok(found)
+        found
     }
 
     /// Makes a new sandbox from a snapshot of another: its files, the spec of that sandbox, and an
@@ -170,14 +184,10 @@ impl SandboxManager {
     /// The live sandboxes' records.
     async fn live(&self) -> Result<Vec<Arc<Shared>>> {
         let mut live = Vec::new();
-        for id in self.inner.journal.sandboxes().await? {
+        for id in self.inner.journal.live().await? {
             let shared = self.inner.shared(&id);
             match shared.try_record(&self.inner).await {
-                Ok(Some(record))
-                    if record.state.is_live() || record.state == SandboxState::Failed =>
-                {
-                    live.push(shared);
-                }
+                Ok(Some(record)) if record.state.is_live() => live.push(shared),
                 Ok(_) => {}
                 Err(error) => tracing::warn!(%error, "a history cannot be read"),
             }

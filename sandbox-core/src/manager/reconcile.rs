@@ -12,6 +12,8 @@ use crate::{
     record::{Intent, Record},
 };
 
+const VANISHED: &str = "the harness ended in the middle of it";
+
 impl SandboxManager {
     /// Settles every change that was begun and not ended by a process that is gone, and records
     /// instances that vanished as lost. What another process is at work on is left to it.
@@ -54,26 +56,25 @@ impl SandboxManager {
 async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result<()> {
     let inner = &recorder.inner;
     match intent {
-        Intent::Provision { backend, instance, .. } => {
+        Intent::Create => never_made(recorder, record).await?,
+        Intent::Provision { backend, instance } => {
             remove(recorder, backend, instance).await?;
-            fail(recorder, "create", "the harness ended before it was made").await?;
-            if record.instance.is_some() {
-                return notice_loss(recorder, &shared_record(recorder).await?).await;
+            if record.instance.is_none() {
+                return never_made(recorder, record).await;
             }
-            if let Some(name) = &record.name {
-                inner.journal.release(name, &record.id).await?;
-            }
+            fail(recorder, "recreate", VANISHED).await?;
+            notice_loss(recorder, &shared_record(recorder).await?).await?;
         }
         Intent::Rewind { instance, snapshot, .. } => {
             let backend = record.snapshots.iter().find(|kept| kept.id == *snapshot);
             if let Some(backend) = backend.map(|kept| kept.data.backend.clone()) {
                 remove(recorder, &backend, instance).await?;
             }
-            fail(recorder, "rewind", "the harness ended in the middle of it").await?;
+            fail(recorder, "rewind", VANISHED).await?;
             notice_loss(recorder, &shared_record(recorder).await?).await?;
         }
         Intent::Snapshot { .. } => {
-            fail(recorder, "snapshot", "the harness ended in the middle of it").await?;
+            fail(recorder, "snapshot", VANISHED).await?;
             notice_loss(recorder, &shared_record(recorder).await?).await?;
         }
         Intent::Stop | Intent::Start => {
@@ -87,9 +88,19 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
         Intent::Destroy => {
             finish_destroying(inner, &recorder.shared, record).await?;
             recorder.record(Known::Destroyed).await?;
+            inner.journal.retire(&record.id).await?;
         }
     }
     Ok(())
+}
+
+/// Ends a sandbox of which nothing was there yet.
+async fn never_made(recorder: &Recorder, record: &Record) -> Result<()> {
+    fail(recorder, "create", VANISHED).await?;
+    if let Some(name) = &record.name {
+        recorder.inner.journal.release(name, &record.id).await?;
+    }
+    recorder.inner.journal.retire(&record.id).await
 }
 
 async fn shared_record(recorder: &Recorder) -> Result<Record> {

@@ -193,7 +193,7 @@ impl Shared {
 fn keep(link: Link, record: &Record) -> Arc<Link> {
     let link = Arc::new(link);
     if let Some(lease) = record.spec.lifetime.lease_seconds {
-        lifetime::keep_lease(&link, record.expires_at, lease);
+        lifetime::keep_lease(&link, lease);
     }
     link
 }

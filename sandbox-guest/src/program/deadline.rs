@@ -7,7 +7,8 @@ use super::{
     sys, tree,
 };
 
-/// The wall clock may be set, and the machine may sleep: look again after this at the latest.
+/// The wall clock may be set, the machine may sleep, and what runs may end: look again after this at the
+/// latest.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Ends the guest when its time has come; waits for ever if it has none.
@@ -15,14 +16,17 @@ pub(crate) async fn watch(guest: Arc<Guest>) {
     let mut deadlines = guest.deadlines.subscribe();
     loop {
         let current = *deadlines.borrow_and_update();
-        let Some(left) = current.left(now_ms()) else {
+        let left = current.left(now_ms()).into_iter().chain(guest.idle_left()).min();
+        let Some(left) = left else {
             let _ = deadlines.changed().await;
             continue;
         };
         if left.is_zero() {
             shut_down(&guest).await;
         }
-        let _ = tokio::time::timeout(left.min(LOOK_AGAIN), deadlines.changed()).await;
+        // A millisecond is what the clock is read to.
+        let pause = left.min(LOOK_AGAIN).max(Duration::from_millis(1));
+        let _ = tokio::time::timeout(pause, deadlines.changed()).await;
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) struct Guest {
     pub(crate) supervisors: Mutex<HashSet<Pid>>,
     pub(crate) frozen: Mutex<Option<Frozen>>,
     pub(crate) deadlines: watch::Sender<Deadlines>,
+    pub(crate) idle_limit: Option<Duration>,
     pub(crate) pool: Arc<Pool>,
     oom: Mutex<Oom>,
     last_activity: Mutex<Instant>,
@@ -40,6 +41,14 @@ pub(crate) struct Guest {
 pub(crate) struct Deadlines {
     pub(crate) expires_at: Option<u64>,
     pub(crate) lease_until: Option<u64>,
+}
+
+impl Deadlines {
+    /// Sets those that are given.
+    pub(crate) fn set(&mut self, expires_at: Option<u64>, lease_until: Option<u64>) {
+        self.expires_at = expires_at.or(self.expires_at);
+        self.lease_until = lease_until.or(self.lease_until);
+    }
 }
 
 struct Oom {
@@ -64,6 +73,7 @@ impl Guest {
             supervisors: Mutex::default(),
             frozen: Mutex::default(),
             deadlines: watch::Sender::new(deadlines),
+            idle_limit: setup.idle_ms.map(Duration::from_millis),
             pool: Arc::default(),
             oom: Mutex::new(Oom { events: oom, seen }),
             last_activity: Mutex::new(Instant::now()),
@@ -78,6 +88,17 @@ impl Guest {
     /// How long it has not been of use.
     pub(crate) fn idle(&self) -> Duration {
         lock(&self.last_activity).elapsed()
+    }
+
+    /// How long it may still be of no use; `None` without a limit. While something runs, all of it.
+    pub(crate) fn idle_left(&self) -> Option<Duration> {
+        let limit = self.idle_limit?;
+        if lock(&self.supervisors).is_empty() {
+            Some(limit.saturating_sub(self.idle()))
+        } else {
+            self.touch();
+            Some(limit)
+        }
     }
 
     /// Whether the kernel killed something for want of memory since this was asked last.

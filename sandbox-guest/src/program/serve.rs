@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     attach, deadline, exec, files, freeze,
-    guest::{Deadlines, Guest, failure, lock},
+    guest::{Guest, failure, lock},
     transfer,
 };
 
@@ -82,7 +82,6 @@ impl Connection {
         let Some(Frame::Message(message)) = frame::read(&mut stream).await? else {
             return Ok(());
         };
-        self.guest.touch();
         let request = match frame::decode(&message) {
             Ok(request) => request,
             Err(error) => {
@@ -101,6 +100,10 @@ impl Connection {
 
     async fn handle(&self, request: Request, stream: Stream) -> io::Result<()> {
         let guest = &self.guest;
+        // That somebody is there is no use of the sandbox.
+        if !matches!(request, Request::Deadline { .. } | Request::Status) {
+            guest.touch();
+        }
         let result = match request {
             Request::Hello(hello) => self.greet(&hello),
             Request::Start(start) => {
@@ -129,7 +132,7 @@ impl Connection {
             Request::Thaw => freeze::thaw(guest),
             Request::File(file) => return self.file(file, stream).await,
             Request::Deadline { expires_at, lease_until } => {
-                guest.deadlines.send_replace(Deadlines { expires_at, lease_until });
+                guest.deadlines.send_modify(|now| now.set(expires_at, lease_until));
                 Ok(Response::Done(Done::default()))
             }
             Request::Shutdown => {

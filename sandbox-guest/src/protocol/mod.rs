@@ -73,9 +73,10 @@ pub enum Request {
     Thaw,
     /// A file operation.
     File(FileRequest),
-    /// When the guest must end by itself; answered by [`Response::Done`].
+    /// When the guest must end by itself; what is not given stays as it is. Answered by
+    /// [`Response::Done`].
     Deadline {
-        /// The sandbox's end, in milliseconds since the Unix epoch; `None` for never.
+        /// The sandbox's end, in milliseconds since the Unix epoch.
         #[serde(default)]
         expires_at: Option<u64>,
         /// The end of the harness's lease, likewise.

@@ -36,6 +36,8 @@ pub struct Setup {
     pub expires_at: Option<u64>,
     /// The end of the harness's lease, likewise.
     pub lease_until: Option<u64>,
+    /// End after so many milliseconds without a process and a request.
+    pub idle_ms: Option<u64>,
 }
 
 /// One step towards the filesystem that the sandbox sees. Paths are absolute.

@@ -1,11 +1,21 @@
 //! The cases, by what they are about.
 
+mod ends;
 mod events;
 mod files;
 mod life;
+mod lifetime;
+mod limits;
+mod lineage;
+mod load;
+mod loss;
+mod network;
+mod output;
 mod processes;
 mod safety;
 mod snapshots;
+mod starts;
+mod terminal;
 
 use std::pin::Pin;
 
@@ -34,10 +44,20 @@ impl std::fmt::Debug for Case {
 pub fn all() -> Vec<Case> {
     [
         life::CASES,
+        lifetime::CASES,
+        loss::CASES,
         events::CASES,
         snapshots::CASES,
+        lineage::CASES,
+        starts::CASES,
         processes::CASES,
+        output::CASES,
+        ends::CASES,
+        terminal::CASES,
+        load::CASES,
         files::CASES,
+        limits::CASES,
+        network::CASES,
         safety::CASES,
     ]
     .concat()

@@ -1,0 +1,476 @@
+//! A backend for hosts with nothing: plain directories, and the guest as an ordinary process.
+//!
+//! It isolates nothing, and says so. It is for tests of what stands above backends, and of this suite:
+//! what passes on it does so without the help of containers and namespaces.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use rustix::process::{Pid, Signal, kill_process};
+use sandbox_core::{
+    BackendId, Capabilities, Error, ErrorKind, Feature, Found, GuestBinaries, GuestStream,
+    Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability, Result, Root,
+    SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+};
+use sandbox_guest::Setup;
+
+const ID: &str = "directory";
+
+/// In the environment of all that belongs to an instance.
+const MARK: &str = "DIRECTORY_BACKEND_INSTANCE";
+
+/// How long a guest may take to come up, or to end when it is told to.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub struct DirectoryBackend {
+    state: Arc<PathBuf>,
+}
+
+/// What is written down about an instance.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Marks {
+    request: Provision,
+    created_at: Timestamp,
+}
+
+impl DirectoryBackend {
+    /// With its state in this directory.
+    #[must_use]
+    pub fn new(state: &Path) -> Self {
+        Self { state: Arc::new(state.to_owned()) }
+    }
+
+    /// The directory that an instance shows as its workspace.
+    #[must_use]
+    pub fn workspace(&self, instance: &Instance) -> PathBuf {
+        self.dir(instance).join("workspace")
+    }
+
+    /// The directory that a snapshot's files are in.
+    ///
+    /// # Errors
+    ///
+    /// If it is not one of this backend's.
+    pub fn files_of(snapshot: &SnapshotData) -> Result<PathBuf> {
+        let path = snapshot.data["files"].as_str().map(PathBuf::from);
+        path.ok_or_else(|| Error::new(ErrorKind::Backend, "snapshot", "it is another backend's"))
+    }
+
+    fn dir(&self, instance: &Instance) -> PathBuf {
+        self.state.join("i").join(instance.id.as_str())
+    }
+
+    fn describe(&self, request: &Provision) -> Instance {
+        Instance {
+            id: request.instance.clone(),
+            sandbox: request.sandbox.clone(),
+            backend: self.id(),
+            data: serde_json::Value::Null,
+        }
+    }
+
+    fn make(&self, request: &Provision) -> Result<Instance> {
+        refuse(request)?;
+        let instance = self.describe(request);
+        let dir = self.dir(&instance);
+        let made = || {
+            fs::create_dir_all(&dir)?;
+            let marks = Marks { request: request.clone(), created_at: Timestamp::now() };
+            fs::write(dir.join("marks.json"), serde_json::to_vec(&marks)?)?;
+            let workspace = dir.join("workspace");
+            match (&request.from, &request.spec.workspace) {
+                (Some(snapshot), _) => {
+                    copy(&Self::files_of(snapshot).map_err(io::Error::other)?, &workspace)
+                }
+                (None, Some(source)) => copy(source, &workspace),
+                (None, None) => fs::create_dir(workspace),
+            }
+        };
+        let done = made().map_err(at("provision", &dir)).and_then(|()| self.launch(&dir, request));
+        if let Err(error) = done {
+            self.remove(&instance)?;
+            return Err(error);
+        }
+        Ok(instance)
+    }
+
+    /// Starts a guest and waits until it can be connected to.
+    fn launch(&self, dir: &Path, request: &Provision) -> Result<()> {
+        let program = self.program()?;
+        let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
+        let milliseconds = |at: Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
+        let mut env = vec![
+            ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
+            ("HOME".to_owned(), path("workspace")),
+            (MARK.to_owned(), request.instance.to_string()),
+        ];
+        env.extend(request.spec.env.clone());
+        let setup = Setup {
+            instance: request.instance.to_string(),
+            listen_path: Some(path("socket")),
+            workspace: path("workspace"),
+            env,
+            expires_at: request.expires_at.map(milliseconds),
+            lease_until: request.lease_until.map(milliseconds),
+            ..Setup::default()
+        };
+        let log = dir.join("log");
+        let start = || {
+            fs::write(dir.join("setup.json"), serde_json::to_vec(&setup)?)?;
+            let mut command = Command::new(&program);
+            command.args(["init", "--setup"]).arg(dir.join("setup.json"));
+            command.env_clear().env(MARK, request.instance.as_str());
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
+            let mut child = spawn(&mut command)?;
+            fs::write(dir.join("guest"), identity(child.id()).unwrap_or_default())?;
+            // It may outlive this process, which reaps it if it does not.
+            std::thread::spawn(move || child.wait());
+            Ok(())
+        };
+        start().map_err(at("start the guest", dir))?;
+        let deadline = Instant::now() + PATIENCE;
+        while !dir.join("socket").exists() {
+            if guest(dir).is_none() || Instant::now() > deadline {
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                let message = format!("the guest did not come up: {said}");
+                return Err(Error::new(ErrorKind::Backend, "start the guest", message));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// The guest program, written once for this state directory.
+    fn program(&self) -> Result<PathBuf> {
+        let binary = GuestBinaries::standard()?.get(std::env::consts::ARCH)?;
+        let path = self.state.join(format!("guest-{}", binary.checksum()));
+        if !path.exists() {
+            let write = || {
+                fs::create_dir_all(&*self.state)?;
+                let new = tempfile::NamedTempFile::new_in(&*self.state)?;
+                fs::write(new.path(), binary.bytes())?;
+                fs::set_permissions(new.path(), fs::Permissions::from_mode(0o755))?;
+                new.into_temp_path().persist(&path).map_err(|error| error.error)
+            };
+            write().map_err(at("write the guest program", &path))?;
+        }
+        Ok(path)
+    }
+
+    /// Ends everything of an instance.
+    fn end(&self, instance: &Instance) -> Result<()> {
+        let dir = self.dir(instance);
+        if let Some(pid) = guest(&dir) {
+            let _ = kill_process(pid, Signal::TERM);
+            let _ = kill_process(pid, Signal::CONT);
+            let deadline = Instant::now() + PATIENCE;
+            while guest(&dir).is_some() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        // What is left where the guest was killed: all that carries the mark, and descends from it.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = marked(instance.id.as_str()).map_err(at("end", &dir))?;
+            if left.is_empty() {
+                break;
+            }
+            if Instant::now() > deadline {
+                let message = format!("processes do not end: {left:?}");
+                return Err(Error::new(ErrorKind::Backend, "end", message));
+            }
+            for pid in left {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = fs::remove_file(dir.join("socket"));
+        Ok(())
+    }
+
+    fn remove(&self, instance: &Instance) -> Result<()> {
+        self.end(instance)?;
+        let dir = self.dir(instance);
+        remove(&dir).map_err(at("teardown", &dir))
+    }
+
+    fn marks(&self, dir: &Path) -> io::Result<Marks> {
+        Ok(serde_json::from_slice(&fs::read(dir.join("marks.json"))?)?)
+    }
+
+    fn state_of(&self, instance: &Instance) -> InstanceState {
+        let dir = self.dir(instance);
+        match (dir.exists(), guest(&dir)) {
+            (false, _) => InstanceState::Gone,
+            (true, None) => InstanceState::Stopped,
+            (true, Some(_)) => InstanceState::Running,
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let this = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&this)).await;
+        done.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::Backend, "work", "the work was broken off").with_source(error))
+        })
+    }
+}
+
+#[async_trait]
+impl SandboxBackend for DirectoryBackend {
+    fn id(&self) -> BackendId {
+        BackendId::new(ID)
+    }
+
+    async fn probe(&self) -> Result<Capabilities> {
+        let no = "sandboxes are ordinary processes in ordinary directories";
+        let mut found = Capabilities::new(self.id(), "directories");
+        for feature in [
+            Feature::NetworkDeny,
+            Feature::LimitPids,
+            Feature::LimitMemory,
+            Feature::LimitCpu,
+            Feature::Pause,
+            Feature::Users,
+            Feature::SyscallFilter,
+            Feature::ProcessIsolation,
+        ] {
+            found = found.with(feature, Level::None, no);
+        }
+        for feature in [Feature::NetworkHost, Feature::Stop, Feature::Pty] {
+            found = found.with(feature, Level::Full, no);
+        }
+        for feature in [Feature::Snapshot, Feature::SnapshotLive] {
+            found = found.with(feature, Level::Full, "the directory is copied");
+        }
+        Ok(found)
+    }
+
+    async fn provision(&self, request: &Provision) -> Result<Instance> {
+        let request = request.clone();
+        self.blocking(move |this| this.make(&request)).await
+    }
+
+    async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
+        let dir = self.dir(instance);
+        match tokio::net::UnixStream::connect(dir.join("socket")).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) if guest(&dir).is_none() => {
+                let message = "the guest does not run";
+                Err(Error::new(ErrorKind::Lost, "connect", message).with_source(error))
+            }
+            Err(error) => {
+                let message = "the guest's socket";
+                Err(Error::new(ErrorKind::Unavailable, "connect", message).with_source(error))
+            }
+        }
+    }
+
+    async fn inspect(&self, instance: &Instance) -> Result<InstanceState> {
+        Ok(self.state_of(instance))
+    }
+
+    async fn reachability(&self, instance: &Instance) -> Result<Reachability> {
+        let pid = guest(&self.dir(instance)).and_then(|pid| u32::try_from(pid.as_raw_pid()).ok());
+        let pid = pid
+            .ok_or_else(|| Error::new(ErrorKind::Lost, "reachability", "the guest does not run"))?;
+        Ok(Reachability::Local(LocalReach::new(pid, self.workspace(instance))))
+    }
+
+    async fn snapshot(&self, request: &SnapshotRequest) -> Result<SnapshotTaken> {
+        let request = request.clone();
+        self.blocking(move |this| {
+            let files = this.state.join("s").join(request.snapshot.as_str());
+            let taken = || {
+                fs::create_dir_all(this.state.join("s"))?;
+                copy(&this.workspace(&request.instance), &files)
+            };
+            if let Err(error) = taken() {
+                let _ = remove(&files);
+                return Err(at("snapshot", &files)(error));
+            }
+            let data = SnapshotData {
+                id: request.snapshot.clone(),
+                backend: this.id(),
+                size: None,
+                data: serde_json::json!({ "files": files }),
+            };
+            Ok(SnapshotTaken { data, successor: None })
+        })
+        .await
+    }
+
+    async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()> {
+        let files = Self::files_of(snapshot)?;
+        self.blocking(move |_| remove(&files).map_err(at("delete snapshot", &files))).await
+    }
+
+    async fn pause(&self, _: &Instance) -> Result<()> {
+        Err(Error::unsupported("pause", "nothing here holds processes up"))
+    }
+
+    async fn resume(&self, _: &Instance) -> Result<()> {
+        Err(Error::unsupported("resume", "nothing here holds processes up"))
+    }
+
+    async fn stop(&self, instance: &Instance) -> Result<()> {
+        let instance = instance.clone();
+        self.blocking(move |this| this.end(&instance)).await
+    }
+
+    async fn start(&self, instance: &Instance, request: &Provision) -> Result<Instance> {
+        let (instance, request) = (instance.clone(), request.clone());
+        self.blocking(move |this| {
+            let dir = this.dir(&instance);
+            if guest(&dir).is_none() {
+                if !dir.exists() {
+                    return Err(Error::new(ErrorKind::Lost, "start", "its files are gone"));
+                }
+                this.end(&instance)?;
+                this.launch(&dir, &request)?;
+            }
+            Ok(instance)
+        })
+        .await
+    }
+
+    async fn teardown(&self, instance: &Instance) -> Result<()> {
+        let instance = instance.clone();
+        self.blocking(move |this| this.remove(&instance)).await
+    }
+
+    async fn inventory(&self) -> Result<Vec<Found>> {
+        self.blocking(|this| {
+            let dir = this.state.join("i");
+            let entries = match fs::read_dir(&dir) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+                entries => entries.map_err(at("inventory", &dir))?,
+            };
+            let mut found = Vec::new();
+            for entry in entries {
+                let path = entry.map_err(at("inventory", &dir))?.path();
+                // One that is just being made or removed has no marks.
+                let Ok(Marks { request, created_at }) = this.marks(&path) else { continue };
+                let instance = this.describe(&request);
+                let state = this.state_of(&instance);
+                found.push(Found { instance, owner: request.owner, state, created_at });
+            }
+            Ok(found)
+        })
+        .await
+    }
+}
+
+/// What cannot be had here is refused.
+fn refuse(request: &Provision) -> Result<()> {
+    let spec = &request.spec;
+    let limits = &spec.limits;
+    let reason = if spec.network == Network::Deny {
+        "the network cannot be denied to an ordinary process"
+    } else if limits.pids.or(limits.memory).or(limits.cpu_millis).is_some() {
+        "nothing limits ordinary processes together"
+    } else if spec.root != Root::Standard || !spec.mounts.is_empty() {
+        "an ordinary process has no filesystem of its own"
+    } else if request.idle_limit.is_some() {
+        "the guest is not told of an idle limit"
+    } else {
+        return Ok(());
+    };
+    Err(Error::unsupported("provision", reason))
+}
+
+/// Copies a directory with everything that a snapshot keeps.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let mut command = Command::new("cp");
+    let output = command.args(["-a", "--sparse=always", "--"]).arg(from).arg(to).output()?;
+    if !output.status.success() {
+        return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    Ok(())
+}
+
+fn remove(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Another thread may just fork with the program still open for writing.
+fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            spawned => return spawned,
+        }
+    }
+}
+
+/// A process's number and start time, unless it has ended.
+fn identity(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    let start = fields.nth(18)?;
+    (!matches!(state, "Z" | "X")).then(|| format!("{pid} {start}"))
+}
+
+/// The guest that runs in this directory.
+fn guest(dir: &Path) -> Option<Pid> {
+    let known = fs::read_to_string(dir.join("guest")).ok()?;
+    let pid: u32 = known.split(' ').next()?.parse().ok()?;
+    (identity(pid)? == known).then(|| Pid::from_raw(i32::try_from(pid).ok()?)).flatten()
+}
+
+/// The processes with an instance's mark, and those that descend from them.
+fn marked(instance: &str) -> io::Result<Vec<Pid>> {
+    let mark = format!("{MARK}={instance}").into_bytes();
+    let mut parents = Vec::new();
+    let mut found = HashSet::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        if identity(pid).is_none() {
+            continue;
+        }
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if environ.split(|byte| *byte == 0).any(|variable| variable == mark) {
+            found.insert(pid);
+        }
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        parents.push((pid, parent.unwrap_or(0)));
+    }
+    loop {
+        let before = found.len();
+        let children = parents.iter().filter(|(_, parent)| found.contains(parent));
+        let children: Vec<u32> = children.map(|(pid, _)| *pid).collect();
+        found.extend(children);
+        if found.len() == before {
+            break;
+        }
+    }
+    Ok(found.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).collect())
+}
+
+fn at<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
+    move |error| Error::io(operation, path.display().to_string(), error)
+}
