@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use rustix::fs::FlockOperation;
 use sandbox_core::{
     BackendId, Capabilities, Error, ErrorKind, Found, GuestBinaries, GuestStream, Instance,
-    InstanceState, LocalReach, Provision, Reachability, Result, SandboxBackend, SnapshotData,
-    SnapshotId, SnapshotRequest, SnapshotTaken,
+    InstanceState, LocalReach, Network, Provision, Reachability, Result, SandboxBackend,
+    SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken,
 };
 
 use crate::{
@@ -169,22 +169,8 @@ impl Shared {
         Ok((made, dir, marks))
     }
 
-    async fn bring_up(&self, made: Made, dir: &InstanceDir, mut marks: Marks) -> Result<Instance> {
+    async fn bring_up(&self, made: Made, dir: &InstanceDir, marks: Marks) -> Result<Instance> {
         let (made, guest) = launch::launch(self, dir, &marks, made).await?;
-        let freezer_refused = |groups: &crate::cgroup::Groups| !groups.holds(guest.pid);
-        if marks.groups.as_ref().is_some_and(freezer_refused) {
-            // No limit depends on it, or it would not have been let in.
-            let groups = marks.groups.take();
-            let (dir, marks) = (dir.clone(), marks.clone());
-            blocking("provision", move || {
-                dir.write_marks(&marks).map_err(at("provision", &dir.fs()))?;
-                match groups {
-                    Some(groups) => groups.remove().map_err(at("provision", &dir.fs())),
-                    None => Ok(()),
-                }
-            })
-            .await?;
-        }
         let instance = dir.describe(&marks, Some(&guest))?;
         made.keep();
         Ok(instance)
@@ -291,6 +277,7 @@ impl SandboxBackend for BwrapBackend {
             };
             let mut local = LocalReach::new(guest.pid, WORKSPACE);
             local.run_as = marks.run_as.map(|RunAs { uid, gid }| (uid, gid));
+            local.shares_network = marks.request.spec.network == Network::Host;
             local.enter_program = Some(ENTER_PROGRAM.into());
             Ok(Reachability::Local(local))
         })
@@ -363,11 +350,13 @@ impl SandboxBackend for BwrapBackend {
 
 fn freeze(operation: &'static str, dir: &InstanceDir, frozen: bool) -> Result<()> {
     let read = dir.marks().and_then(|marks| Ok((marks, dir.guest()?)));
-    let (Some(marks), Some(_)) = read.map_err(at(operation, &dir.fs()))? else {
+    let (Some(marks), Some(guest)) = read.map_err(at(operation, &dir.fs()))? else {
         return Err(lost(operation, "the guest does not run"));
     };
     match marks.groups.filter(crate::cgroup::Groups::can_freeze) {
-        Some(groups) => groups.freeze(frozen).map_err(at(operation, &dir.fs())),
+        Some(groups) => {
+            groups.freeze(frozen, || guest.all_inside()).map_err(at(operation, &dir.fs()))
+        }
         None => Err(Error::unsupported(
             operation,
             "this host lets the harness make no control group, which it takes to hold a sandbox's \

@@ -220,7 +220,7 @@ impl Groups {
     /// Makes the groups and sets their limits.
     pub(crate) fn make(&self, limits: &Limits) -> io::Result<Joined> {
         let mut joined = Joined::default();
-        for directory in &self.directories {
+        for directory in self.directories.iter().filter(|d| !d.is_for_pausing_only()) {
             match fs::create_dir(&directory.path) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
@@ -242,9 +242,22 @@ impl Groups {
         Ok(joined)
     }
 
-    /// Freezes or thaws all processes, and waits until that is so.
-    pub(crate) fn freeze(&self, frozen: bool) -> io::Result<()> {
+    /// Freezes or thaws all processes, which `processes` lists, and waits until that is so.
+    ///
+    /// The group may not be there before: to move a process costs the kernel some ten milliseconds,
+    /// which a creation need not spend for a pause that may never come.
+    pub(crate) fn freeze(
+        &self,
+        frozen: bool,
+        processes: impl Fn() -> io::Result<Vec<u32>>,
+    ) -> io::Result<()> {
         let directory = self.freezer().ok_or(io::ErrorKind::Unsupported)?;
+        if frozen {
+            match fs::create_dir(&directory.path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
         let value = match (directory.version, frozen) {
             (Version::V1, true) => "FROZEN",
             (Version::V1, false) => "THAWED",
@@ -252,7 +265,11 @@ impl Groups {
             (Version::V2, false) => "0",
         };
         write(&directory.path.join(Controller::Freezer.file(directory.version)), value)?;
-        let done = wait_until(|| Ok(directory.is_frozen()? == frozen))?;
+        let done = wait_until(|| {
+            // What joins a frozen group freezes; what was started meanwhile is found the next time.
+            let all_in = !frozen || directory.take_in(&processes()?)?;
+            Ok(all_in && directory.is_frozen()? == frozen)
+        })?;
         if done { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
@@ -275,13 +292,6 @@ impl Groups {
     /// Whether the groups can freeze.
     pub(crate) fn can_freeze(&self) -> bool {
         self.freezer().is_some()
-    }
-
-    /// Whether this process is in the freezer: a host may have refused to move it.
-    pub(crate) fn holds(&self, pid: u32) -> bool {
-        let Some(directory) = self.freezer() else { return false };
-        let procs = fs::read_to_string(directory.path.join("cgroup.procs")).unwrap_or_default();
-        procs.lines().any(|line| line.trim() == pid.to_string())
     }
 
     /// Removes the groups, once the processes that end are gone from them.
@@ -307,6 +317,27 @@ impl Groups {
 }
 
 impl Directory {
+    fn is_for_pausing_only(&self) -> bool {
+        self.controllers == [Controller::Freezer]
+    }
+
+    /// Moves processes in that are not there yet; whether all were.
+    fn take_in(&self, processes: &[u32]) -> io::Result<bool> {
+        let procs = self.path.join("cgroup.procs");
+        let there = fs::read_to_string(&procs)?;
+        let there: Vec<u32> = there.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        let mut all = true;
+        for pid in processes.iter().filter(|pid| !there.contains(*pid)) {
+            all = false;
+            match write(&procs, &pid.to_string()) {
+                // It has ended.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                result => result?,
+            }
+        }
+        Ok(all)
+    }
+
     fn settings(&self, limits: &Limits) -> Vec<(&'static str, String)> {
         let mut settings = Vec::new();
         for controller in &self.controllers {

@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::{config::RunAs, tree};
+use crate::{config::RunAs, settings, tree};
 
 /// The user and group that a sandbox's processes have inside.
 pub(crate) const INSIDE_ID: u32 = 1000;
@@ -101,8 +101,9 @@ pub(crate) const IDENTITY_FILES: [&str; 4] = ["hostname", "hosts", "machine-id",
 pub(crate) struct HostView {
     /// Directories of this host, shown at the same place.
     pub(crate) directories: Vec<PathBuf>,
-    /// Files and directories of `/etc`: the name there, where it really is, and whether it is a directory.
-    pub(crate) etc: Vec<(String, PathBuf, bool)>,
+    /// Files and directories of `/etc` that the skeleton has a copy of: the name there, and where it
+    /// really is. A copy costs nothing per sandbox, where a mount would.
+    pub(crate) etc: Vec<(String, PathBuf)>,
     /// Symbolic links: the path, relative to the root, and what it says.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
     /// The sandbox user's shell.
@@ -138,7 +139,7 @@ impl HostView {
             if found.is_symlink() && shown {
                 view.links.push((Path::new("etc").join(name), fs::read_link(&path)?));
             } else {
-                view.etc.push((name.to_owned(), inside, real.is_dir()));
+                view.etc.push((name.to_owned(), real));
             }
         }
         if root.join("usr/bin/bash").exists() || root.join("bin/bash").exists() {
@@ -149,7 +150,12 @@ impl HostView {
 
     /// A name for the skeleton that belongs to this view: another view has another one.
     fn hash(&self) -> io::Result<String> {
-        let bytes = serde_json::to_vec(&(self, SKELETON, self.passwd(), GROUP, NSSWITCH))?;
+        let mut changed = Vec::new();
+        for (_, real) in &self.etc {
+            settings::stamps(real, &mut changed)?;
+        }
+        let parts = (self, changed, SKELETON, self.passwd(), GROUP, NSSWITCH);
+        let bytes = serde_json::to_vec(&parts)?;
         Ok(Sha256::digest(bytes).iter().take(16).map(|byte| format!("{byte:02x}")).collect())
     }
 
@@ -219,14 +225,10 @@ impl HostView {
             }
             _ => Ok::<(), io::Error>(()),
         };
-        for (name, _, is_dir) in &self.etc {
+        for (name, real) in &self.etc {
             let name = Path::new("etc").join(name);
             parent_of_etc(&name)?;
-            if *is_dir {
-                dir(&at.join(name), 0o755)?;
-            } else {
-                file(&at.join(name), "")?;
-            }
+            settings::copy(real, &at.join(name), run_as)?;
         }
         for (path, target) in &self.links {
             parent_of_etc(path)?;
@@ -260,9 +262,14 @@ mod tests {
             fs::create_dir_all(root.join(dir)).unwrap();
         }
         fs::write(root.join("usr/share/zoneinfo/UTC"), "").unwrap();
-        for file in ["etc/shadow", "etc/passwd", "etc/services", "opt/x/fonts"] {
+        fs::create_dir(root.join("etc/ssl/private")).unwrap();
+        for file in
+            ["etc/shadow", "etc/passwd", "etc/services", "etc/ssl/private/key", "opt/x/fonts"]
+        {
             fs::write(root.join(file), "the host's").unwrap();
         }
+        let private = fs::Permissions::from_mode(0o710);
+        fs::set_permissions(root.join("etc/ssl/private"), private).unwrap();
         symlink("usr/bin", root.join("bin")).unwrap();
         fs::create_dir(root.join("lib64")).unwrap();
         symlink("../usr/share/zoneinfo/UTC", root.join("etc/localtime")).unwrap();
@@ -275,11 +282,11 @@ mod tests {
     fn programs_and_chosen_settings_are_shown() {
         let host = host();
         let view = HostView::look(&host.path().canonicalize().unwrap()).unwrap();
-        insta::assert_json_snapshot!(view);
+        insta::assert_json_snapshot!(view, { ".etc[][1]" => "[where it really is]" });
     }
 
     #[test]
-    fn a_skeleton_is_made_once_and_holds_nothing_of_the_hosts() {
+    fn a_skeleton_is_made_once_and_holds_nothing_private_of_the_hosts() {
         let host = host();
         let view = HostView::look(&host.path().canonicalize().unwrap()).unwrap();
         let skeletons = tempfile::tempdir().unwrap();
@@ -291,8 +298,12 @@ mod tests {
         assert!(first.join("etc/pki/tls/certs").is_dir());
         assert!(first.join("lib64").is_dir());
         assert!(!first.join("etc/shadow").exists());
+        assert!(first.join("etc/ssl").is_dir() && !first.join("etc/ssl/private").exists());
+        assert_eq!(fs::read_to_string(first.join("etc/services")).unwrap(), "the host's");
         let passwd = fs::read_to_string(first.join("etc/passwd")).unwrap();
         assert!(passwd.contains("sandbox:x:1000:1000:") && !passwd.contains("the host's"));
+        fs::write(host.path().join("etc/services"), "changed meanwhile").unwrap();
+        assert_ne!(view.skeleton(skeletons.path(), None).unwrap(), first);
         let other = HostView { shell: "/bin/zsh".into(), ..view };
         assert_ne!(other.skeleton(skeletons.path(), None).unwrap(), first);
     }

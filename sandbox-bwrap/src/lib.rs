@@ -30,14 +30,17 @@ compile_error!("sandbox-bwrap is for Linux: use sandbox-docker or sandbox-ssh on
 
 mod backend;
 mod cgroup;
+mod changes;
 mod config;
 mod error;
+mod helper;
 mod host;
 mod instance;
 mod launch;
 mod plan;
 mod probe;
 mod process;
+mod settings;
 mod snapshot;
 mod staging;
 mod sys;

@@ -120,9 +120,6 @@ pub(crate) fn arguments(input: &Input<'_>) -> Vec<OsString> {
         for directory in &input.view.directories {
             line.mount("--ro-bind", directory, directory);
         }
-        for (name, source, _) in &input.view.etc {
-            line.mount("--ro-bind", source, format!("{LAID_OUT}/etc/{name}"));
-        }
     }
     line.words(["--proc", "/proc", "--tmpfs", "/dev"]);
     for device in DEVICES {
@@ -238,10 +235,6 @@ fn mounts(input: &Input<'_>, env: &[(String, String)]) -> Result<Vec<MountStep>>
         for directory in &input.view.directories {
             let path = utf8(directory)?;
             steps.push(MountStep::Move { from: path.to_owned(), to: inside(path) });
-        }
-        for (name, ..) in &input.view.etc {
-            let from = laid_out(&format!("etc/{name}"));
-            steps.push(MountStep::Move { from, to: inside(&format!("/etc/{name}")) });
         }
     } else {
         steps.push(MountStep::Dir { path: inside(HOME), mode: 0o755 });
@@ -364,8 +357,8 @@ mod tests {
         HostView {
             directories: vec!["/usr".into()],
             etc: vec![
-                ("ssl".into(), "/etc/ssl".into(), true),
-                ("ld.so.cache".into(), "/etc/ld.so.cache".into(), false),
+                ("ssl".into(), "/etc/ssl".into()),
+                ("ld.so.cache".into(), "/etc/ld.so.cache".into()),
             ],
             links: vec![("bin".into(), "usr/bin".into())],
             shell: "/bin/bash".into(),

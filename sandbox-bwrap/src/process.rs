@@ -1,6 +1,10 @@
 //! Processes of this host, told apart for certain although process ids are used again.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -40,6 +44,7 @@ pub(crate) struct Guest {
     /// In clock ticks since the host's start.
     pub(crate) start_time: u64,
     handle: OwnedFd,
+    namespace: PathBuf,
 }
 
 impl Guest {
@@ -66,7 +71,22 @@ impl Guest {
             pid: info.child_pid,
             start_time,
             handle,
+            namespace,
         }))
+    }
+
+    /// All processes in its PID namespace, itself and whoever entered among them, as this host counts.
+    pub(crate) fn all_inside(&self) -> io::Result<Vec<u32>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            // Another user's cannot be looked at, and are none of ours.
+            if fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|ns| ns == self.namespace) {
+                found.push(pid);
+            }
+        }
+        Ok(found)
     }
 
     /// Kills it and with it everything in its PID namespace.

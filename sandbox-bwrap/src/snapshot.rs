@@ -23,6 +23,7 @@ use crate::{
     backend::Shared,
     config::{RunAs, State},
     error::{ID, at, blocking, failed, lost},
+    helper,
     instance::{self, InstanceDir, Marks, PARTS, private_dir, write_json},
     launch,
     plan::{self, MAX_LAYERS},
@@ -350,7 +351,7 @@ async fn copy(
         })
         .await?
     };
-    let output = launch::run_helper(shared, OPERATION, wanted, |paths| {
+    let output = helper::run_helper(shared, OPERATION, wanted, |paths| {
         let [guest, from, to] = paths else { return Vec::new() };
         let mut arguments = plan::copy_arguments(guest, from, to);
         arguments.extend(["/from".into(), "/to/upper".into()]);

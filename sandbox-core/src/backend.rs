@@ -65,6 +65,9 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
 
     /// Takes a snapshot of the filesystem. The guest has stopped all processes; they go on afterwards.
     ///
+    /// Asked again with the same ids, as after a crash in the middle of it, it finishes what was begun,
+    /// or returns what is there.
+    ///
     /// # Errors
     ///
     /// After an error the instance is as it was, or `Lost`.

@@ -310,7 +310,7 @@ impl Files {
         path: &Path,
         sink: &'a dyn TurnEventSink,
     ) -> Result<(Call<'a>, Arc<Link>)> {
-        let consumer = self.shared.record(&self.inner).await?.consumer;
+        let consumer = self.shared.record(&self.inner).await?.consumer.clone();
         let mut call = Call::new(&self.inner, &self.shared, consumer, sink);
         let link = self.shared.link(&self.inner).await?;
         call.record(Known::FileOperation {

@@ -28,6 +28,9 @@ pub struct LocalReach {
     /// whoever enters as root must become it first.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub run_as: Option<(u32, u32)>,
+    /// It has this host's network, so that there is none of its own to enter.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub shares_network: bool,
     /// The program inside that gives up the rights that entering brings, before it runs a command.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub enter_program: Option<PathBuf>,
@@ -49,7 +52,13 @@ pub struct ReachabilityReport {
 impl LocalReach {
     /// Through this process, into this workspace.
     pub fn new(pid: u32, workspace_dir: impl Into<PathBuf>) -> Self {
-        Self { pid, workspace_dir: workspace_dir.into(), run_as: None, enter_program: None }
+        Self {
+            pid,
+            workspace_dir: workspace_dir.into(),
+            run_as: None,
+            shares_network: false,
+            enter_program: None,
+        }
     }
 }
 
@@ -91,7 +100,11 @@ impl LocalReach {
         if self.enter_program.is_some() {
             words.extend(["--user".into(), "--preserve-credentials".into()]);
         }
-        words.extend(["--mount", "--pid", "--net", "--uts", "--ipc", "--"].map(str::to_owned));
+        words.extend(["--mount", "--pid"].map(str::to_owned));
+        if !self.shares_network {
+            words.push("--net".into());
+        }
+        words.extend(["--uts", "--ipc", "--"].map(str::to_owned));
         if let Some(program) = &self.enter_program {
             words.extend([quoted(program), "enter".into(), "--".into()]);
         }

@@ -40,7 +40,8 @@ impl Sandbox {
     ///
     /// `Journal` if the history cannot be read.
     pub async fn info(&self) -> Result<SandboxInfo> {
-        Ok(info(&self.shared.record(&self.inner).await?))
+        let record = self.shared.record(&self.inner).await?;
+        Ok(info(&record))
     }
 
     /// Runs a command to its end and returns how it ended and what it said.
@@ -92,7 +93,7 @@ impl Sandbox {
     ///
     /// `Journal` if the history cannot be read.
     pub async fn snapshots(&self) -> Result<Vec<Snapshot>> {
-        Ok(self.shared.record(&self.inner).await?.snapshots)
+        Ok(self.shared.record(&self.inner).await?.snapshots.clone())
     }
 
     /// Gives it the filesystem of one of its snapshots: the same id and name, a new instance, a longer
@@ -235,7 +236,7 @@ impl Sandbox {
     }
 
     pub(crate) async fn call<'a>(&self, sink: &'a dyn TurnEventSink) -> Result<Call<'a>> {
-        let consumer: Consumer = self.shared.record(&self.inner).await?.consumer;
+        let consumer: Consumer = self.shared.record(&self.inner).await?.consumer.clone();
         Ok(Call::new(&self.inner, &self.shared, consumer, sink))
     }
 }

@@ -117,8 +117,11 @@ where
     W: AsyncWrite + Unpin,
 {
     for chunk in data.chunks(MAX_DATA) {
-        writer.write_all(&head(chunk.len(), channel.tag())).await?;
-        writer.write_all(chunk).await?;
+        // One write: the stream below makes a frame of its own of each.
+        let mut frame = Vec::with_capacity(HEAD + chunk.len());
+        frame.extend_from_slice(&data_head(channel, chunk.len()));
+        frame.extend_from_slice(chunk);
+        writer.write_all(&frame).await?;
     }
     Ok(())
 }

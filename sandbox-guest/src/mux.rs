@@ -5,18 +5,20 @@
 //! which the other side sees as an error.
 
 use std::{
+    convert::Infallible,
     io,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use futures::future::poll_fn;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf},
     sync::{mpsc, oneshot},
 };
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt, TokioAsyncReadCompatExt};
@@ -29,10 +31,39 @@ pub const MAX_STREAMS: usize = 1024;
 pub struct Stream(Compat<yamux::Stream>);
 
 /// Opens streams; cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Mux {
-    open: mpsc::Sender<oneshot::Sender<io::Result<Stream>>>,
+    connection: Shared<Box<dyn Io>>,
+    alive: Alive,
+    driver: Arc<Driver>,
+    /// Ends the connection when the last clone is dropped.
+    _open: Arc<oneshot::Sender<Infallible>>,
 }
+
+impl std::fmt::Debug for Mux {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mux").field("alive", &self.alive).finish_non_exhaustive()
+    }
+}
+
+/// What wakes the task that drives a connection.
+#[derive(Debug, Default)]
+struct Driver(Mutex<Option<Waker>>);
+
+impl Driver {
+    fn get(&self) -> Option<Waker> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, waker: &Waker) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
+    }
+}
+
+/// A byte stream, whichever it is.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// The streams that the other side opens.
 #[derive(Debug)]
@@ -61,15 +92,33 @@ impl Mux {
     ///
     /// `NotConnected` if the connection has ended.
     pub async fn open(&self) -> io::Result<Stream> {
-        let (reply, answer) = oneshot::channel();
-        self.open.send(reply).await.map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        // Without asking the task that drives the connection: that would cost two switches of threads.
+        let open = poll_fn(|cx| locked(&self.connection).poll_new_outbound(cx));
+        match open.await {
+            Ok(stream) if self.alive.get() => {
+                // The connection listens to its streams only once it has looked at them.
+                self.kick();
+                Ok(Stream(stream.compat()))
+            }
+            _ => Err(ended()),
+        }
+    }
+
+    /// Sends what streams have been given to send, from this thread: to leave it to the task that drives
+    /// the connection costs a switch of threads.
+    pub fn kick(&self) {
+        // In that task's name, so that it is still the one that is told of what comes.
+        let Some(waker) = self.driver.get() else { return };
+        let mut cx = Context::from_waker(&waker);
+        if locked(&self.connection).poll_next_inbound(&mut cx).is_ready() {
+            waker.wake();
+        }
     }
 
     /// Whether the connection has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.open.is_closed()
+        !self.alive.get()
     }
 }
 
@@ -92,10 +141,15 @@ pub fn client<S>(socket: S) -> Mux
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (open, requests) = mpsc::channel(64);
-    let connection = yamux::Connection::new(socket.compat(), config(), yamux::Mode::Client);
-    tokio::spawn(drive(connection, Some(requests), None, Arc::default()));
-    Mux { open }
+    let socket: Box<dyn Io> = Box::new(socket);
+    let connection = yamux::Connection::new(buffered(socket), config(), yamux::Mode::Client);
+    let connection = Arc::new(Mutex::new(connection));
+    let alive = Alive(Arc::new(AtomicBool::new(true)));
+    let (open, all_dropped) = oneshot::channel();
+    let driver = Arc::new(Driver::default());
+    let side = Side::Client { driver: Arc::clone(&driver), all_dropped };
+    tokio::spawn(drive(Arc::clone(&connection), side, alive.clone()));
+    Mux { connection, alive, driver, _open: Arc::new(open) }
 }
 
 /// The guest's side, likewise.
@@ -105,10 +159,11 @@ where
 {
     // Not bounded here because yamux bounds how many streams there are.
     let (sender, streams) = mpsc::unbounded_channel();
-    let alive = Arc::new(AtomicBool::new(true));
-    let connection = yamux::Connection::new(socket.compat(), config(), yamux::Mode::Server);
-    tokio::spawn(drive(connection, None, Some(sender), Arc::clone(&alive)));
-    Incoming { streams, alive: Alive(alive) }
+    let alive = Alive(Arc::new(AtomicBool::new(true)));
+    let connection = yamux::Connection::new(buffered(socket), config(), yamux::Mode::Server);
+    let connection = Arc::new(Mutex::new(connection));
+    tokio::spawn(drive(connection, Side::Server { incoming: sender }, alive.clone()));
+    Incoming { streams, alive }
 }
 
 fn config() -> yamux::Config {
@@ -120,61 +175,55 @@ fn config() -> yamux::Config {
     config
 }
 
-type Connection<S> = yamux::Connection<Compat<S>>;
+type Connection<S> = yamux::Connection<Compat<BufWriter<S>>>;
 
-async fn drive<S>(
-    mut connection: Connection<S>,
-    mut requests: Option<mpsc::Receiver<oneshot::Sender<io::Result<Stream>>>>,
-    incoming: Option<mpsc::UnboundedSender<Stream>>,
-    alive: Arc<AtomicBool>,
-) where
+/// A frame's header and its small body leave in one write; a large body goes past the buffer.
+fn buffered<S: AsyncRead + AsyncWrite>(socket: S) -> Compat<BufWriter<S>> {
+    BufWriter::with_capacity(4096, socket).compat()
+}
+
+type Shared<S> = Arc<Mutex<Connection<S>>>;
+
+enum Side {
+    Client { driver: Arc<Driver>, all_dropped: oneshot::Receiver<Infallible> },
+    Server { incoming: mpsc::UnboundedSender<Stream> },
+}
+
+async fn drive<S>(connection: Shared<S>, mut side: Side, alive: Alive)
+where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let mut waiting: Option<oneshot::Sender<io::Result<Stream>>> = None;
     poll_fn(|cx| {
-        loop {
-            if let Some(reply) = waiting.take() {
-                match connection.poll_new_outbound(cx) {
-                    Poll::Ready(Ok(stream)) => {
-                        let _ = reply.send(Ok(Stream(stream.compat())));
-                        continue;
-                    }
-                    Poll::Ready(Err(error)) => {
-                        let _ = reply.send(Err(io::Error::other(error)));
-                        return Poll::Ready(());
-                    }
-                    Poll::Pending => waiting = Some(reply),
-                }
-            } else if let Some(requests) = &mut requests {
-                match requests.poll_recv(cx) {
-                    Poll::Ready(Some(reply)) => {
-                        waiting = Some(reply);
-                        continue;
-                    }
-                    Poll::Ready(None) => return Poll::Ready(()),
-                    Poll::Pending => {}
-                }
+        if let Side::Client { driver, all_dropped } = &mut side {
+            driver.set(cx.waker());
+            if Pin::new(all_dropped).poll(cx).is_ready() {
+                return Poll::Ready(());
             }
-            match connection.poll_next_inbound(cx) {
+        }
+        loop {
+            match locked(&connection).poll_next_inbound(cx) {
                 Poll::Ready(Some(Ok(stream))) => {
                     // A client takes no streams: a guest that opens one gets it reset.
-                    if let Some(incoming) = &incoming
+                    if let Side::Server { incoming } = &side
                         && incoming.send(Stream(stream.compat())).is_err()
                     {
                         return Poll::Ready(());
                     }
                 }
-                Poll::Ready(Some(Err(_)) | None) => {
-                    alive.store(false, Ordering::Release);
-                    return Poll::Ready(());
-                }
+                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             }
         }
     })
     .await;
-    let close = poll_fn(|cx| connection.poll_close(cx));
-    let _ = tokio::time::timeout(std::time::Duration::from_secs(1), close).await;
+    // In the same step in which the connection's streams end, so that nobody sees one without the other.
+    alive.0.store(false, Ordering::Release);
+    let close = poll_fn(|cx| locked(&connection).poll_close(cx));
+    let _ = tokio::time::timeout(Duration::from_secs(1), close).await;
+}
+
+fn locked<S>(connection: &Mutex<Connection<S>>) -> MutexGuard<'_, Connection<S>> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn ended() -> io::Error {

@@ -191,8 +191,7 @@ impl Context {
     /// A request for a sandbox of the repository, without a network where the backend can deny it.
     #[must_use]
     pub fn request(&self) -> CreateSandbox {
-        let network =
-            if self.has(Feature::NetworkDeny) { Network::Deny } else { Network::Host };
+        let network = if self.has(Feature::NetworkDeny) { Network::Deny } else { Network::Host };
         CreateSandbox::new()
             .workspace(self.repository())
             .network(network)
@@ -368,18 +367,19 @@ impl Context {
 
     /// Removes every sandbox, and then everything else of the case.
     pub(crate) async fn finish(self) -> Check {
-        for info in self.manager.list().await? {
-            if info.state.is_live() {
-                let sandbox = self.manager.open(info.sandbox_id.as_str()).await?;
-                sandbox.destroy(&sandbox_core::Suppressed).await?;
-            }
+        let mut result = Ok(());
+        for info in self.manager.list().await?.into_iter().rev() {
+            let sandbox = self.manager.open(info.sandbox_id.as_str()).await?;
+            let destroyed = sandbox.destroy(&sandbox_core::Suppressed).await;
+            result = result.and(destroyed.map_err(Failure::from));
         }
-        let left = self.backend.inventory().await?;
-        if !left.is_empty() {
-            return Err(format!("instances are left over: {left:?}").into());
+        // Whatever went wrong, nothing stays on this host.
+        for left in self.backend.inventory().await? {
+            self.backend.teardown(&left.instance).await?;
+            result = result.and(Err(format!("an instance is left over: {left:?}").into()));
         }
         self.dir.close()?;
-        Ok(())
+        result
     }
 }
 
@@ -427,27 +427,30 @@ fn write_repository(at: &Path) -> std::io::Result<()> {
 /// Fails a case unless the two are equal.
 #[macro_export]
 macro_rules! same {
-    ($left:expr, $right:expr $(,)?) => {{
-        let (left, right) = (&$left, &$right);
-        if left != right {
-            return Err(format!(
-                "{} is {left:?}, not {right:?} ({}:{})",
-                stringify!($left),
-                file!(),
-                line!()
-            )
-            .into());
+    ($left:expr, $right:expr $(,)?) => {
+        match (&$left, &$right) {
+            (left, right) if left != right => {
+                return Err(format!(
+                    "{} is {left:?}, not {right:?} ({}:{})",
+                    stringify!($left),
+                    file!(),
+                    line!()
+                )
+                .into());
+            }
+            _ => {}
         }
-    }};
+    };
 }
 
 /// Fails a case unless this holds.
 #[macro_export]
 macro_rules! holds {
-    ($condition:expr, $($what:tt)+) => {
-        if !$condition {
+    ($condition:expr, $($what:tt)+) => {{
+        let held: bool = $condition;
+        if !held {
             let what = format!($($what)+);
             return Err(format!("not so: {what} ({}:{})", file!(), line!()).into());
         }
-    };
+    }};
 }

@@ -23,7 +23,11 @@ pub trait Decoration: Send + Sync + Debug {
         inner.provision(request).await
     }
 
-    async fn connect(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<GuestStream> {
+    async fn connect(
+        &self,
+        inner: &dyn SandboxBackend,
+        instance: &Instance,
+    ) -> Result<GuestStream> {
         inner.connect(instance).await
     }
 
@@ -200,7 +204,11 @@ impl Decoration for Faulty {
         Ok(instance)
     }
 
-    async fn connect(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<GuestStream> {
+    async fn connect(
+        &self,
+        inner: &dyn SandboxBackend,
+        instance: &Instance,
+    ) -> Result<GuestStream> {
         let new = {
             let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
             made.as_ref().is_some_and(|made| made.id == instance.id)

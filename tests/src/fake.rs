@@ -28,6 +28,9 @@ const ID: &str = "directory";
 /// In the environment of all that belongs to an instance.
 const MARK: &str = "DIRECTORY_BACKEND_INSTANCE";
 
+/// Likewise for all of one state directory.
+const STATE_MARK: &str = "DIRECTORY_BACKEND_STATE";
+
 /// How long a guest may take to come up, or to end when it is told to.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -65,6 +68,15 @@ impl DirectoryBackend {
     pub fn files_of(snapshot: &SnapshotData) -> Result<PathBuf> {
         let path = snapshot.data["files"].as_str().map(PathBuf::from);
         path.ok_or_else(|| Error::new(ErrorKind::Backend, "snapshot", "it is another backend's"))
+    }
+
+    /// Ends every process of every instance that was ever made here, known or not; for tests that leave
+    /// some on purpose.
+    pub fn end_all(&self) {
+        let state = self.state.to_string_lossy().into_owned();
+        for pid in marked(&format!("{STATE_MARK}={state}")).unwrap_or_default() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 
     fn dir(&self, instance: &Instance) -> PathBuf {
@@ -114,6 +126,7 @@ impl DirectoryBackend {
             ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
             ("HOME".to_owned(), path("workspace")),
             (MARK.to_owned(), request.instance.to_string()),
+            (STATE_MARK.to_owned(), self.state.to_string_lossy().into_owned()),
         ];
         env.extend(request.spec.env.clone());
         let setup = Setup {
@@ -130,7 +143,8 @@ impl DirectoryBackend {
             fs::write(dir.join("setup.json"), serde_json::to_vec(&setup)?)?;
             let mut command = Command::new(&program);
             command.args(["init", "--setup"]).arg(dir.join("setup.json"));
-            command.env_clear().env(MARK, request.instance.as_str());
+            command.env_clear();
+            command.env(MARK, request.instance.as_str()).env(STATE_MARK, &*self.state);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
             let mut child = spawn(&mut command)?;
             fs::write(dir.join("guest"), identity(child.id()).unwrap_or_default())?;
@@ -182,7 +196,7 @@ impl DirectoryBackend {
         // What is left where the guest was killed: all that carries the mark, and descends from it.
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let left = marked(instance.id.as_str()).map_err(at("end", &dir))?;
+            let left = marked(&format!("{MARK}={}", instance.id)).map_err(at("end", &dir))?;
             if left.is_empty() {
                 break;
             }
@@ -225,7 +239,8 @@ impl DirectoryBackend {
         let this = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&this)).await;
         done.unwrap_or_else(|error| {
-            Err(Error::new(ErrorKind::Backend, "work", "the work was broken off").with_source(error))
+            Err(Error::new(ErrorKind::Backend, "work", "the work was broken off")
+                .with_source(error))
         })
     }
 }
@@ -438,9 +453,8 @@ fn guest(dir: &Path) -> Option<Pid> {
     (identity(pid)? == known).then(|| Pid::from_raw(i32::try_from(pid).ok()?)).flatten()
 }
 
-/// The processes with an instance's mark, and those that descend from them.
-fn marked(instance: &str) -> io::Result<Vec<Pid>> {
-    let mark = format!("{MARK}={instance}").into_bytes();
+/// The processes with a mark in their environment, and those that descend from them.
+fn marked(mark: &str) -> io::Result<Vec<Pid>> {
     let mut parents = Vec::new();
     let mut found = HashSet::new();
     for entry in fs::read_dir("/proc")? {
@@ -452,11 +466,12 @@ fn marked(instance: &str) -> io::Result<Vec<Pid>> {
             continue;
         }
         let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        if environ.split(|byte| *byte == 0).any(|variable| variable == mark) {
+        if environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) {
             found.insert(pid);
         }
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        let parent =
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         parents.push((pid, parent.unwrap_or(0)));
     }
     loop {

@@ -69,7 +69,8 @@ pub fn run_case(subject: &Subject, name: &str) -> Verdict {
 }
 
 fn run_here(subject: &Subject, case: Case) -> std::io::Result<Verdict> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let done = runtime.block_on(async {
         let context = Context::new(subject).await?;
         for feature in case.needs {
@@ -126,7 +127,9 @@ fn run_as(uid: u32, name: &str) -> Result<Completion, Failed> {
     }
     // libtest's own words for a test that was skipped.
     match said.lines().find_map(|line| line.split_once("... ignored").map(|(_, why)| why)) {
-        Some(why) => Ok(Completion::ignored_with(why.trim_start_matches(", ").to_owned())),
+        Some(why) => {
+            Ok(Completion::ignored_with(why.trim_matches([' ', ',', '(', ')']).to_owned()))
+        }
         None if said.contains(" 1 passed") => Ok(Completion::Completed),
         None => Err(format!("it ran no case: {said}").into()),
     }

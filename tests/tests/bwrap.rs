@@ -7,9 +7,7 @@ use sandbox_conformance::{Subject, main as run};
 
 fn main() -> ExitCode {
     let subject = |name| {
-        Subject::new(name, |state| {
-            Ok(Arc::new(BwrapBackend::builder().state_dir(state).build()?))
-        })
+        Subject::new(name, |state| Ok(Arc::new(BwrapBackend::builder().state_dir(state).build()?)))
     };
     // The owner of `/` is root, and a root harness sees it as itself.
     let root = std::fs::metadata("/proc/self").is_ok_and(|this| {

@@ -1,5 +1,6 @@
 //! A harness outside this workspace: made with `cargo new` and `cargo add --path`, it builds and runs the
 //! README's first program.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     path::{Path, PathBuf},

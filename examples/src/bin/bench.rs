@@ -133,8 +133,23 @@ async fn change(sandbox: &Sandbox, megabytes: usize, files: usize) -> Outcome {
 fn bare_bwrap() -> tokio::process::Command {
     let mut command = tokio::process::Command::new("bwrap");
     command.args([
-        "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink",
-        "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
+        "--unshare-all",
+        "--ro-bind",
+        "/usr",
+        "/usr",
+        "--symlink",
+        "usr/bin",
+        "/bin",
+        "--symlink",
+        "usr/lib",
+        "/lib",
+        "--symlink",
+        "usr/lib64",
+        "/lib64",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
         "/bin/true",
     ]);
     command

@@ -10,8 +10,8 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use sandbox_bwrap::BwrapBackend;
 use sandbox_core::{
-    ChannelSink, Command, Consumer, ErrorKind, Sandbox, SandboxEvent, SandboxManager, TurnEventSink,
-    TurnId,
+    ChannelSink, Command, Consumer, ErrorKind, Sandbox, SandboxEvent, SandboxManager,
+    TurnEventSink, TurnId,
 };
 use sandbox_examples::{Outcome, Story, check, fingerprint, project};
 
@@ -75,8 +75,9 @@ async fn turn(
     story: &mut Story,
 ) -> Outcome {
     let request = project::request(repository).consumer(Consumer::agent("quickstart"));
-    let sandbox =
-        story.step("acquire the sandbox `main`", manager.acquire("main", request.clone(), sink)).await?;
+    let sandbox = story
+        .step("acquire the sandbox `main`", manager.acquire("main", request.clone(), sink))
+        .await?;
     let again = manager.acquire("main", request, sink).await?;
     check(again.id() == sandbox.id(), "acquiring it again gives the same sandbox")?;
 
@@ -95,8 +96,7 @@ async fn turn(
     story.step("run /bin/true in the warm sandbox", sandbox.exec(true_(), sink)).await?;
 
     let files = list(&sandbox, sink).await?;
-    let good =
-        story.step("snapshot", sandbox.snapshot("before the refactor", sink)).await?;
+    let good = story.step("snapshot", sandbox.snapshot("before the refactor", sink)).await?;
 
     story
         .step("break it badly: rm -rf", sandbox.exec(Command::shell("rm -rf ./* ./.git"), sink))
@@ -123,11 +123,12 @@ async fn turn(
     let report = sandbox.reachability().await?.report();
     println!("{}", serde_json::to_string_pretty(&report)?);
 
-    story.step("destroy both", async {
-        fork.destroy(sink).await?;
-        sandbox.destroy(sink).await
-    })
-    .await
+    story
+        .step("destroy both", async {
+            fork.destroy(sink).await?;
+            sandbox.destroy(sink).await
+        })
+        .await
 }
 
 /// The files of the workspace that the repository is made of.

@@ -61,6 +61,7 @@ impl Link {
     pub(crate) async fn open(&self, request: Request) -> Result<Stream> {
         let mut stream = self.mux.open().await.map_err(broken)?;
         frame::write_message(&mut stream, &request).await.map_err(broken)?;
+        self.mux.kick();
         Ok(stream)
     }
 

@@ -14,7 +14,10 @@ use std::{
     io::{self, Read, Seek, SeekFrom, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -39,8 +42,21 @@ pub struct FileJournal {
 struct Inner {
     dir: PathBuf,
     owner: OwnerId,
-    tails: Mutex<HashMap<SandboxId, Arc<Mutex<Tail>>>>,
+    histories: Mutex<HashMap<SandboxId, Arc<Mutex<History>>>>,
+    /// How many of them are kept open.
+    open: AtomicUsize,
     turns: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// How many histories may be kept open between two records.
+const MAX_OPEN: usize = 128;
+
+/// What is known of a history.
+#[derive(Debug, Default)]
+struct History {
+    tail: Tail,
+    /// Kept open, as commands follow one another.
+    file: Option<File>,
 }
 
 /// Where a history ended when it was last looked at.
@@ -67,8 +83,8 @@ impl FileJournal {
                 .map_err(|error| failed(&path, error))?;
         }
         let owner = open_owner(&dir)?;
-        let (tails, turns) = Default::default();
-        Ok(Self { inner: Arc::new(Inner { dir, owner, tails, turns }) })
+        let (histories, open, turns) = Default::default();
+        Ok(Self { inner: Arc::new(Inner { dir, owner, histories, open, turns }) })
     }
 
     async fn blocking<T: Send + 'static>(
@@ -116,6 +132,9 @@ impl Journal for FileJournal {
 
     async fn retire(&self, sandbox: &SandboxId) -> Result<()> {
         let path = self.inner.live_path(sandbox);
+        if locked(&self.inner.history(sandbox)).file.take().is_some() {
+            self.inner.open.fetch_sub(1, Ordering::Relaxed);
+        }
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&path, error)),
             _ => Ok(()),
@@ -207,39 +226,54 @@ impl Inner {
         self.dir.join("names").join(name.as_str())
     }
 
-    fn tail(&self, sandbox: &SandboxId) -> Arc<Mutex<Tail>> {
-        Arc::clone(locked(&self.tails).entry(sandbox.clone()).or_default())
+    fn history(&self, sandbox: &SandboxId) -> Arc<Mutex<History>> {
+        Arc::clone(locked(&self.histories).entry(sandbox.clone()).or_default())
     }
 
     /// Appends unless somebody else is appending: then the record comes back.
     fn try_append(&self, record: Draft) -> Result<Result<SandboxEvent, Draft>> {
         let path = self.history_path(&record.sandbox);
-        let tail = self.tail(&record.sandbox);
-        let Ok(mut tail) = tail.try_lock() else {
+        let history = self.history(&record.sandbox);
+        let Ok(mut history) = history.try_lock() else {
             return Ok(Err(record));
         };
-        let (file, _) = open_history(&path).map_err(|error| failed(&path, error))?;
-        match file.try_lock() {
-            Ok(()) => append(&file, &path, &mut tail, record).map(Ok),
+        let history = &mut *history;
+        if history.file.is_none() {
+            let (file, _) = open_history(&path).map_err(|error| failed(&path, error))?;
+            history.file = Some(file);
+            self.open.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(file) = &history.file else { return Ok(Err(record)) };
+        let appended = match file.try_lock() {
+            Ok(()) => {
+                let appended = append(file, &path, &mut history.tail, record);
+                file.unlock().map_err(|error| failed(&path, error))?;
+                appended.map(Ok)
+            }
             Err(TryLockError::WouldBlock) => Ok(Err(record)),
             Err(TryLockError::Error(error)) => Err(failed(&path, error)),
+        };
+        if self.open.load(Ordering::Relaxed) > MAX_OPEN {
+            history.file = None;
+            self.open.fetch_sub(1, Ordering::Relaxed);
         }
+        appended
     }
 
     /// Appends, waiting for others, and for the disk.
     fn append(&self, record: Draft) -> Result<SandboxEvent> {
         let path = self.history_path(&record.sandbox);
-        let tail = self.tail(&record.sandbox);
-        let mut tail = locked(&tail);
+        let history = self.history(&record.sandbox);
+        let mut history = locked(&history);
         let to_disk = record.must_reach_disk();
-        if tail.seq == 0 && !path.exists() {
+        if history.tail.seq == 0 && !path.exists() {
             // Before its first record: a sandbox that has a history is never overlooked.
             let live = self.live_path(&record.sandbox);
             File::create(&live).map_err(|error| failed(&live, error))?;
         }
         let (file, new) = open_history(&path).map_err(|error| failed(&path, error))?;
         file.lock().map_err(|error| failed(&path, error))?;
-        let event = append(&file, &path, &mut tail, record)?;
+        let event = append(&file, &path, &mut history.tail, record)?;
         if to_disk {
             file.sync_data().map_err(|error| failed(&path, error))?;
             if new {
@@ -250,7 +284,7 @@ impl Inner {
     }
 
     fn is_up_to_date(&self, sandbox: &SandboxId, after: u64) -> Result<bool> {
-        let tail = *locked(&self.tail(sandbox));
+        let tail = locked(&self.history(sandbox)).tail;
         if tail.seq != after || after == 0 {
             return Ok(false);
         }
@@ -266,13 +300,14 @@ impl Inner {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(failed(&path, error)),
         };
-        let tail = self.tail(sandbox);
-        let mut tail = locked(&tail);
+        let history = self.history(sandbox);
+        let mut history = locked(&history);
         file.lock_shared().map_err(|error| failed(&path, error))?;
         // What was read before need not be read again.
-        let from = if after > 0 && after == tail.seq { *tail } else { Tail::default() };
+        let tail = history.tail;
+        let from = if after > 0 && after == tail.seq { tail } else { Tail::default() };
         let (events, end) = parse(&mut file, &path, from)?;
-        *tail = end;
+        history.tail = end;
         Ok(events.into_iter().filter(|event| event.seq > after).collect())
     }
 

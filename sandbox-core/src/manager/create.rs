@@ -80,7 +80,7 @@ impl SandboxManager {
                 sandbox.start(sink).await?;
             } else {
                 running_instance(&record)?;
-                let mut call = Call::new(&self.inner, &shared, record.consumer, sink);
+                let mut call = Call::new(&self.inner, &shared, record.consumer.clone(), sink);
                 call.deliver().await;
                 return call.finish(Ok(sandbox));
             }
@@ -97,13 +97,14 @@ impl SandboxManager {
         let (source, found) = self.find_snapshot(snapshot).await?;
         let origin = ForkedFrom { sandbox: source.id.clone(), snapshot: snapshot.clone() };
         let record = source.record(&self.inner).await?;
-        let blueprint = Blueprint { name, spec: record.spec, from: Some((origin, found.data)) };
+        let blueprint =
+            Blueprint { name, spec: record.spec.clone(), from: Some((origin, found.data)) };
         let shared = self.inner.shared(&SandboxId::new());
         let call = Call::new(&self.inner, &shared, record.consumer.clone(), sink);
         let forked = Known::Forked { snapshot: snapshot.clone(), into: shared.id.clone() };
         let handle = self.handle(&shared);
         let made = call.drive(|recorder| make(recorder, blueprint, handle)).await?;
-        let mut call = Call::new(&self.inner, &source, record.consumer, sink);
+        let mut call = Call::new(&self.inner, &source, record.consumer.clone(), sink);
         call.record(forked).await?;
         call.finish(Ok(made))
     }

@@ -127,7 +127,7 @@ impl SandboxManager {
     async fn remove_expired(&self, shared: &Arc<Shared>, sink: &dyn TurnEventSink) -> Result<()> {
         let record = shared.record(&self.inner).await?;
         if record.state != SandboxState::Expired {
-            let mut call = Call::new(&self.inner, shared, record.consumer, sink);
+            let mut call = Call::new(&self.inner, shared, record.consumer.clone(), sink);
             call.record(Known::Expired { reason: "its TTL was over".into() }).await?;
             call.finish(Ok(()))?;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Recorder, SandboxManager,
     life::{self, finish_destroying},
-    lifetime,
+    lifetime, snapshots,
 };
 use crate::{
     Error, Instance, InstanceState, Known, Result, SandboxState,
@@ -63,7 +63,7 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
                 return never_made(recorder, record).await;
             }
             fail(recorder, "recreate", VANISHED).await?;
-            notice_loss(recorder, &shared_record(recorder).await?).await?;
+            notice_loss(recorder, &*shared_record(recorder).await?).await?;
         }
         Intent::Rewind { instance, snapshot, .. } => {
             let backend = record.snapshots.iter().find(|kept| kept.id == *snapshot);
@@ -71,11 +71,11 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
                 remove(recorder, &backend, instance).await?;
             }
             fail(recorder, "rewind", VANISHED).await?;
-            notice_loss(recorder, &shared_record(recorder).await?).await?;
+            notice_loss(recorder, &*shared_record(recorder).await?).await?;
         }
-        Intent::Snapshot { .. } => {
-            fail(recorder, "snapshot", VANISHED).await?;
-            notice_loss(recorder, &shared_record(recorder).await?).await?;
+        Intent::Snapshot { snapshot, label, successor } => {
+            snapshots::finish(recorder, record, snapshot, label, successor).await?;
+            notice_loss(recorder, &*shared_record(recorder).await?).await?;
         }
         Intent::Stop | Intent::Start => {
             let Some(instance) = &record.instance else {
@@ -103,7 +103,7 @@ async fn never_made(recorder: &Recorder, record: &Record) -> Result<()> {
     recorder.inner.journal.retire(&record.id).await
 }
 
-async fn shared_record(recorder: &Recorder) -> Result<Record> {
+async fn shared_record(recorder: &Recorder) -> Result<Arc<Record>> {
     recorder.shared.record(&recorder.inner).await
 }
 

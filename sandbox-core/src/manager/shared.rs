@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) id: SandboxId,
-    record: Mutex<Option<Record>>,
+    record: Mutex<Option<Arc<Record>>>,
     link: tokio::sync::Mutex<Option<Arc<Link>>>,
     /// Held from a record's way into the journal to its place in the queue, so that the queue is in
     /// order.
@@ -51,24 +51,26 @@ impl Shared {
     }
 
     /// The record as the journal has it now.
-    pub(crate) async fn record(&self, inner: &Inner) -> Result<Record> {
+    pub(crate) async fn record(&self, inner: &Inner) -> Result<Arc<Record>> {
         self.try_record(inner).await?.ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "open", "there is no such sandbox in this journal")
                 .with_sandbox(&self.id)
         })
     }
 
-    pub(super) async fn try_record(&self, inner: &Inner) -> Result<Option<Record>> {
+    pub(super) async fn try_record(&self, inner: &Inner) -> Result<Option<Arc<Record>>> {
         let known = self.cached().as_ref().map_or(0, |record| record.seq);
         let new = inner.journal.read(&self.id, known).await;
         let new = new.map_err(|error| error.with_sandbox(&self.id))?;
         let mut cached = self.cached();
         match &mut *cached {
-            None => *cached = Record::fold(&new),
+            None => *cached = Record::fold(&new).map(Arc::new),
             Some(record) => {
                 let seq = record.seq;
                 let new: Vec<_> = new.into_iter().filter(|event| event.seq > seq).collect();
-                record.apply_all(&new);
+                if !new.is_empty() {
+                    Arc::make_mut(record).apply_all(&new);
+                }
             }
         }
         Ok(cached.clone())
@@ -88,7 +90,7 @@ impl Shared {
         if let Some(record) = &mut *self.cached()
             && record.seq + 1 == event.seq
         {
-            record.apply_all(std::slice::from_ref(&*event));
+            Arc::make_mut(record).apply_all(std::slice::from_ref(&*event));
         }
         let pending = Pending { event: Arc::clone(&event), sink, call: call.clone() };
         self.pending().push_back(pending);
@@ -124,7 +126,7 @@ impl Shared {
                 return Ok(Arc::clone(link));
             }
             let backend = inner.backend(&instance.backend)?;
-            match connect(&*backend, &instance).await {
+            match connect(&*backend, instance).await {
                 Ok(link) => {
                     let link = keep(link, &record);
                     *slot = Some(Arc::clone(&link));
@@ -132,7 +134,7 @@ impl Shared {
                 }
                 Err(error) if error.kind() == ErrorKind::Lost => {
                     drop(slot);
-                    self.note_loss(inner, &instance, &error).await?;
+                    self.note_loss(inner, instance, &error).await?;
                 }
                 Err(error) => return Err(error.with_sandbox(&self.id)),
             }
@@ -180,7 +182,7 @@ impl Shared {
         Err(error.clone().with_sandbox(&self.id))
     }
 
-    fn cached(&self) -> MutexGuard<'_, Option<Record>> {
+    fn cached(&self) -> MutexGuard<'_, Option<Arc<Record>>> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -213,7 +215,7 @@ pub(super) async fn connect(backend: &dyn SandboxBackend, instance: &Instance) -
 }
 
 /// The instance that calls go to, or why they cannot.
-pub(crate) fn running_instance(record: &Record) -> Result<Instance> {
+pub(crate) fn running_instance(record: &Record) -> Result<&Instance> {
     let refuse = |kind, message: &str| {
         Err(Error::new(kind, "use the sandbox", message).with_sandbox(&record.id))
     };
@@ -243,7 +245,7 @@ pub(crate) fn running_instance(record: &Record) -> Result<Instance> {
         }
     }
     match &record.instance {
-        Some(instance) => Ok(instance.clone()),
+        Some(instance) => Ok(instance),
         None => refuse(ErrorKind::Lost, "its history names no instance"),
     }
 }

@@ -11,7 +11,8 @@ use super::{
     shared::{connect, running_instance},
 };
 use crate::{
-    Error, ErrorKind, Known, Result, SandboxState, Snapshot, SnapshotId, SnapshotRequest,
+    Error, ErrorKind, InstanceId, InstanceState, Known, Result, SandboxState, Snapshot, SnapshotId,
+    SnapshotRequest,
     guest::{Link, unexpected},
     record::Record,
 };
@@ -50,8 +51,12 @@ pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapsh
             successor: successor.instance.clone(),
         })
         .await?;
-    let request =
-        SnapshotRequest::new(running_instance(&record)?, snapshot.clone(), false, successor);
+    let request = SnapshotRequest::new(
+        running_instance(&record)?.clone(),
+        snapshot.clone(),
+        false,
+        successor,
+    );
     match take(&inner, &shared, &link, request).await {
         Ok(taken) => {
             let parent = record.based_on.clone();
@@ -112,6 +117,61 @@ async fn take(
         }
     }
     taken
+}
+
+/// Finishes a snapshot that a harness was in the middle of when it ended.
+pub(super) async fn finish(
+    recorder: &Recorder,
+    record: &Record,
+    snapshot: &SnapshotId,
+    label: &str,
+    successor: &InstanceId,
+) -> Result<()> {
+    let (inner, shared) = (&recorder.inner, &recorder.shared);
+    let Some(instance) = &record.instance else { return Ok(()) };
+    let backend = inner.backend(&instance.backend)?;
+    let from = record.based_on_data();
+    let mut next = inner.provision_again(shared, record, record.generation, from);
+    next.instance = successor.clone();
+    let mut request = SnapshotRequest::new(instance.clone(), snapshot.clone(), true, next.clone());
+    let runs = backend.inspect(instance).await? == InstanceState::Running;
+    let link = if runs { Some(connect(&*backend, instance).await?) } else { None };
+    let taken = match &link {
+        Some(link) => take(inner, shared, link, request).await,
+        None => {
+            request.idle = true;
+            backend.snapshot(&request).await
+        }
+    };
+    let taken = match taken {
+        Ok(taken) => taken,
+        Err(error) => {
+            let operation = "snapshot".to_owned();
+            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            return Ok(());
+        }
+    };
+    let replaced = taken.successor.is_some();
+    recorder
+        .record(Known::Snapshotted {
+            snapshot: snapshot.clone(),
+            label: label.to_owned(),
+            parent: record.based_on.clone(),
+            data: taken.data,
+            instance: taken.successor,
+        })
+        .await?;
+    let what = "a snapshot that a harness had begun was finished".to_owned();
+    let generation = record.generation;
+    let instance = if runs || replaced {
+        None
+    } else {
+        next.instance = instance.id.clone();
+        Some(backend.start(instance, &next).await?)
+    };
+    let snapshot = Some(snapshot.clone());
+    recorder.record(Known::Recovered { what, instance, snapshot, generation }).await?;
+    Ok(())
 }
 
 /// Gives the sandbox the filesystem of one of its snapshots: makes before it breaks.

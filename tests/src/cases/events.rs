@@ -235,7 +235,11 @@ async fn a_sink_that_always_refuses_holds_up_nobody_else(cx: &Context) -> Check 
     }
     let seen = |sandbox: &Sandbox| {
         let events = cx.sink.events();
-        events.into_iter().filter(|e| e.sandbox_id == *sandbox.id()).map(|e| e.seq).collect::<Vec<_>>()
+        events
+            .into_iter()
+            .filter(|e| e.sandbox_id == *sandbox.id())
+            .map(|e| e.seq)
+            .collect::<Vec<_>>()
     };
     same!(seen(&other), (1..=23).collect::<Vec<_>>());
     same!(seen(&one), [1, 2, 3]);

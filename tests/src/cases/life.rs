@@ -31,6 +31,7 @@ cases!("life";
     [] a_creation_that_is_dropped_leaves_nothing,
     [] what_the_host_cannot_enforce_is_refused_before_anything_is_made,
     [] destroy_ends_a_running_command_as_lost,
+    [] destroy_leaves_no_process,
     [] a_destroy_that_fails_can_be_repeated,
     [Pause] a_paused_sandbox_holds_still_and_goes_on,
     [] one_stuck_sandbox_slows_no_other,
@@ -89,9 +90,7 @@ async fn twenty_tasks_acquire_one_sandbox(cx: &Context) -> Check {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..20 {
         let (manager, request) = (cx.manager.clone(), cx.request());
-        tasks.spawn(async move {
-            manager.acquire("main", request, &sandbox_core::Suppressed).await
-        });
+        tasks.spawn(async move { manager.acquire("main", request, &Suppressed).await });
     }
     let mut ids = std::collections::BTreeSet::new();
     while let Some(made) = tasks.join_next().await {
@@ -164,7 +163,8 @@ async fn stop_and_start_twice_are_no_errors(cx: &Context) -> Check {
     sandbox.stop(&cx.sink).await?;
     sandbox.stop(&cx.sink).await?;
     same!(sandbox.info().await?.state, SandboxState::Stopped);
-    let run = soon("a command whose sandbox is stopped", process.wait(&sandbox, &cx.sink)).await??;
+    let run =
+        soon("a command whose sandbox is stopped", process.wait(&sandbox, &cx.sink)).await??;
     holds!(is_lost(&run.outcome), "{:?} is lost", run.outcome);
     sandbox.start(&cx.sink).await?;
     same!(cx.count(&sandbox, &marker).await?, 0);
@@ -195,11 +195,9 @@ async fn a_creation_that_fails_leaves_nothing(cx: &Context) -> Check {
         let error = error_of(manager.acquire("main", cx.request(), &cx.sink).await)?;
         holds!(error.to_string().contains("told to fail"), "{error} says why ({step:?})");
         same!(cx.backend.inventory().await?, []);
-        let failed = manager.list().await?;
-        holds!(
-            failed.iter().all(|info| info.state == SandboxState::Failed),
-            "{failed:?} are failed"
-        );
+        same!(manager.list().await?, []);
+        let last = manager.list_all().await?.pop().ok_or("it is not in the history")?;
+        same!(last.state, SandboxState::Failed);
         same!(cx.sink.kinds().last().map(String::as_str), Some("failed"));
         same!(error_of(manager.open("main").await)?.kind(), ErrorKind::NotFound);
         backend.decoration().heal();
@@ -231,7 +229,7 @@ async fn a_creation_that_is_dropped_leaves_nothing(cx: &Context) -> Check {
         holds!(Instant::now() < deadline, "the instance that nobody waits for is removed");
         pause().await;
     }
-    let info = manager.list().await?.pop().ok_or("it is not in the history")?;
+    let info = manager.list_all().await?.pop().ok_or("it is not in the history")?;
     let mut watch = manager.watch(&info.sandbox_id, 0);
     let last = async {
         loop {
@@ -244,7 +242,8 @@ async fn a_creation_that_is_dropped_leaves_nothing(cx: &Context) -> Check {
     soon("the record of the failure", last).await??;
     // The name is free.
     backend.decoration().go_on();
-    let sandbox = soon("another creation", manager.acquire("main", cx.request(), &cx.sink)).await??;
+    let sandbox =
+        soon("another creation", manager.acquire("main", cx.request(), &cx.sink)).await??;
     holds!(*sandbox.id() != info.sandbox_id, "it is another sandbox");
     Ok(())
 }
@@ -287,6 +286,37 @@ async fn destroy_ends_a_running_command_as_lost(cx: &Context) -> Check {
         Ok(Run { outcome, .. }) => holds!(is_lost(&outcome), "{outcome:?} is lost"),
         Err(error) => same!(error.kind(), ErrorKind::Lost),
     }
+    Ok(())
+}
+
+async fn destroy_leaves_no_process(cx: &Context) -> Check {
+    let sandbox = cx.sandbox().await?;
+    let marker = cx.marker();
+    let process = sandbox.spawn(Command::new("sleep").arg(&marker), &cx.sink).await?;
+    cx.until_count(&sandbox, &marker, |count| count == 1).await?;
+    // Where its processes are this host's, they can be seen from here.
+    let sandbox_core::Reachability::Local(local) = sandbox.reachability().await? else {
+        return Ok(());
+    };
+    let seen = || -> Check<usize> {
+        let mut seen = 0;
+        for entry in std::fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let line = std::fs::read(format!("/proc/{}/cmdline", name.to_string_lossy()));
+            let found =
+                line.unwrap_or_default().split(|byte| *byte == 0).any(|w| w == marker.as_bytes());
+            seen += usize::from(found || name == *local.pid.to_string());
+        }
+        Ok(seen)
+    };
+    same!(seen()?, 2);
+    sandbox.destroy(&cx.sink).await?;
+    let deadline = Instant::now() + SOON / 3;
+    while seen()? > 0 {
+        holds!(Instant::now() < deadline, "nothing of it runs any more");
+        pause().await;
+    }
+    drop(process);
     Ok(())
 }
 

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use sandbox_core::{
-    Command, ErrorKind, Known, LeftoverKind, ReapPolicy, SandboxState, Suppressed,
-};
+use sandbox_core::{Command, ErrorKind, Known, LeftoverKind, ReapPolicy, SandboxState, Suppressed};
 
 use super::cases;
 use crate::{
@@ -92,7 +90,8 @@ async fn an_extended_sandbox_outlives_its_first_time(cx: &Context) -> Check {
     holds!(until.duration_since(before).as_secs() > 3000, "{until} is much later");
     cx.until_ended(&short).await?;
     same!(cx.sh(&extended, "cat README").await?, "v1");
-    let told = |known: &Known| matches!(known, Known::TtlExtended { expires_at } if *expires_at == until);
+    let told =
+        |known: &Known| matches!(known, Known::TtlExtended { expires_at } if *expires_at == until);
     cx.until_recorded(&extended, told).await?;
     let lasting = cx.sandbox().await?;
     same!(error_of(lasting.extend_ttl(LONG, &cx.sink).await)?.kind(), ErrorKind::Conflict);

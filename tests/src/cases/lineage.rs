@@ -28,7 +28,8 @@ async fn forks_see_nothing_of_each_other(cx: &Context) -> Check {
     let all = [&sandbox, &left, &right];
     for (n, one) in all.into_iter().enumerate() {
         same!(cx.sh(one, "cat README shared/one").await?, "base\n1");
-        let text = format!("echo {n} >> README; echo {n} > own{n}; echo {n} >> shared/one; rm run.sh");
+        let text =
+            format!("echo {n} >> README; echo {n} > own{n}; echo {n} >> shared/one; rm run.sh");
         cx.sh(one, &text).await?;
     }
     for (n, one) in all.into_iter().enumerate() {

@@ -11,7 +11,6 @@ mod load;
 mod loss;
 mod network;
 mod output;
-mod processes;
 mod safety;
 mod snapshots;
 mod starts;
@@ -50,7 +49,6 @@ pub fn all() -> Vec<Case> {
         snapshots::CASES,
         lineage::CASES,
         starts::CASES,
-        processes::CASES,
         output::CASES,
         ends::CASES,
         terminal::CASES,

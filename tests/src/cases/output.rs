@@ -118,7 +118,8 @@ async fn output_over_the_limit_keeps_head_and_tail(cx: &Context) -> Check {
     holds!(!run.stdout.is_cut() && run.stdout.text() == expected, "the whole is not cut");
     // The default has a limit as well.
     let more = DEFAULT_OUTPUT_LIMIT + 1;
-    let run = cx.run(&sandbox, Command::new("head").args(["-c", &more.to_string(), "/dev/zero"])).await?;
+    let run =
+        cx.run(&sandbox, Command::new("head").args(["-c", &more.to_string(), "/dev/zero"])).await?;
     same!((run.stdout.is_cut(), run.stdout.missing(), run.outcome), (true, 1, Outcome::Exited(0)));
     Ok(())
 }
@@ -134,7 +135,8 @@ async fn a_limit_of_nothing_still_counts(cx: &Context) -> Check {
 async fn output_is_bytes(cx: &Context) -> Check {
     let sandbox = cx.sandbox().await?;
     let all: Vec<u8> = (0..=255).cycle().take(256 * 300).collect();
-    let run = cx.run(&sandbox, Command::shell("cat; printf '\\377' >&2").stdin(all.clone())).await?;
+    let run =
+        cx.run(&sandbox, Command::shell("cat; printf '\\377' >&2").stdin(all.clone())).await?;
     holds!(run.stdout.head == all, "each byte comes as it is");
     same!(run.stderr.head, [255]);
     Ok(())
@@ -195,8 +197,10 @@ async fn a_closed_output_is_no_harm(cx: &Context) -> Check {
     let process = sandbox.spawn(Command::shell(text), &cx.sink).await?;
     cx.until_count(&sandbox, &marker, |count| count > 0).await?;
     // The word is the argument of the shell and of what it waits for: only the latter's name matches.
-    let end = format!("for p in /proc/[0-9]*; do [ \"$(tr '\\0' ' ' < $p/cmdline 2>/dev/null)\" = \
-                       \"sleep {marker} \" ] && kill ${{p#/proc/}}; done; :");
+    let end = format!(
+        "for p in /proc/[0-9]*; do [ \"$(tr '\\0' ' ' < $p/cmdline 2>/dev/null)\" = \
+                       \"sleep {marker} \" ] && kill ${{p#/proc/}}; done; :"
+    );
     cx.sh(&sandbox, &end).await?;
     let run = soon("the end", process.wait(&sandbox, &cx.sink)).await??;
     same!((run.stdout.text().as_ref(), run.outcome), ("said\n", Outcome::Exited(0)));

@@ -163,7 +163,9 @@ async fn refused(cx: &Context, command: Command, kind: ErrorKind, says: &str) ->
 async fn a_missing_program_is_not_found(cx: &Context) -> Check {
     let sandbox = cx.sandbox().await?;
     cx.sh(&sandbox, "printf '#!/no/such/interpreter\\n' > lost; chmod 755 lost").await?;
-    for program in ["no-such-program", "./no-such-program", "/no/such/program", "README/x", "./lost"] {
+    for program in
+        ["no-such-program", "./no-such-program", "/no/such/program", "README/x", "./lost"]
+    {
         let kind = if program == "README/x" { None } else { Some(ErrorKind::NotFound) };
         match kind {
             Some(kind) => refused(cx, Command::new(program), kind, program).await?,
@@ -215,7 +217,9 @@ async fn what_linux_does_not_take_is_an_error(cx: &Context) -> Check {
     let long = "x".repeat(256 * 1024);
     refused(cx, Command::new("true").arg(&long), ErrorKind::LimitExceeded, "true").await?;
     let sandbox = cx.sandbox().await?;
-    for command in [Command::new(""), Command::new("true").arg("a\0b"), Command::new("x").env("A=", "")] {
+    for command in
+        [Command::new(""), Command::new("true").arg("a\0b"), Command::new("x").env("A=", "")]
+    {
         same!(error_of(cx.run(&sandbox, command).await)?.kind(), ErrorKind::InvalidSpec);
     }
     Ok(())

@@ -1,3 +1,0 @@
-//! TBD
-use super::cases;
-cases!("processes";);
