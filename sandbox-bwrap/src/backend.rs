@@ -10,13 +10,14 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rustix::fs::FlockOperation;
 use sandbox_core::{
-    BackendId, Capabilities, Error, ErrorKind, Found, GuestBinaries, GuestStream, Instance,
+    BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestBinaries, GuestStream, Instance,
     InstanceState, LocalReach, Network, Provision, Reachability, Result, SandboxBackend,
     SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken,
 };
 
 use crate::{
     cgroup::Available,
+    changes,
     config::{BwrapBackendBuilder, RunAs, State},
     error::{ID, at, blocking, lost},
     instance::{self, InstanceDir, Marks},
@@ -294,6 +295,15 @@ impl SandboxBackend for BwrapBackend {
         let deleted =
             blocking("delete snapshot", move || snapshot::delete(&state, &snapshot)).await;
         deleted.map_err(|error| error.with_backend(&self.id()))
+    }
+
+    async fn changes(
+        &self,
+        instance: &Instance,
+        since: Option<&SnapshotData>,
+    ) -> Result<Vec<Change>> {
+        let found = changes::changes(&self.shared, &self.dir(instance), since).await;
+        found.map_err(|error| about(error, instance))
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

@@ -2,16 +2,24 @@
 //! nothing but what it works on.
 
 use std::{
+    ffi::OsString,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use rustix::fd::OwnedFd;
-use sandbox_core::{Error, Result};
+use sandbox_core::{Error, Result, SnapshotId};
 
 use crate::{
-    backend::Shared, error::blocking, launch::find_program, staging::Wanted, sys::ChildSetup,
+    backend::Shared,
+    error::blocking,
+    host::INSIDE_ID,
+    instance::PARTS,
+    programs::find_program,
+    plan::{Line, WORKSPACE},
+    staging::Wanted,
+    sys::ChildSetup,
 };
 
 /// Runs a helper program of ours to its end, without the harness's environment and descriptors.
@@ -20,7 +28,7 @@ pub(crate) async fn run_helper(
     shared: &Shared,
     operation: &'static str,
     wanted: Vec<Wanted>,
-    arguments: impl FnOnce(&[PathBuf]) -> Vec<std::ffi::OsString> + Send + 'static,
+    arguments: impl FnOnce(&[PathBuf]) -> Vec<OsString> + Send + 'static,
 ) -> Result<std::process::Output> {
     let (started, mut running) = tokio::sync::oneshot::channel();
     let shared = shared.clone();
@@ -84,4 +92,114 @@ impl Drop for Killer {
             let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
         }
     }
+}
+
+/// The directories that a helper looks for changes in.
+#[derive(Debug)]
+pub(crate) struct Compared<'a> {
+    pub(crate) guest: &'a Path,
+    /// The instance's `fs/upper`.
+    pub(crate) upper: &'a Path,
+    pub(crate) layers: &'a Path,
+    pub(crate) root: &'a Path,
+    pub(crate) workspace: Option<&'a Path>,
+}
+
+/// bwrap's arguments for a helper that compares what an instance on the layers `now` shows with what one
+/// on the layers `then` would, both lowest first. It sees nothing else, and may read what its own user
+/// forbade itself to read.
+pub(crate) fn changes_arguments(
+    sources: &Compared<'_>,
+    now: &[SnapshotId],
+    then: &[SnapshotId],
+    mounts: &[PathBuf],
+    made: Option<&Path>,
+) -> Vec<OsString> {
+    let mut line = helper(sources.guest);
+    line.mount("--ro-bind", sources.upper, "/upper");
+    line.mount("--ro-bind", sources.layers, "/layers");
+    line.mount("--ro-bind", sources.root, "/base/root");
+    match sources.workspace {
+        Some(workspace) => line.mount("--ro-bind", workspace, "/base/workspace"),
+        None => line.words(["--dir", "/base/workspace"]),
+    }
+    line.words(["--", "/guest/guest", "changes"]);
+    let shared = now.iter().zip(then).take_while(|(now, then)| now == then).count();
+    for (part, at) in [("root", ""), ("workspace", WORKSPACE)] {
+        line.words(["part", at]);
+        line.words(["now", &format!("/upper/{part}")]);
+        for (word, layers) in
+            [("now", &now[shared..]), ("then", &then[shared..]), ("both", &now[..shared])]
+        {
+            for layer in layers.iter().rev() {
+                line.words([word, &format!("/layers/{layer}/{part}")]);
+            }
+        }
+        line.words(["both", &format!("/base/{part}")]);
+        if then.is_empty() {
+            line.words(["root-mode", "755"]);
+        }
+        for (word, paths) in [("hidden", mounts), ("made", made.map(Path::to_owned).as_slice())] {
+            for path in paths {
+                // All that is below the workspace is in the workspace's overlay.
+                let below = path.strip_prefix(WORKSPACE).ok();
+                let path = match part {
+                    "workspace" => below.filter(|below| *below != Path::new("")),
+                    _ => Some(path.as_path()),
+                };
+                if let Some(path) = path {
+                    line.0.extend([word.into(), Path::new("/").join(path).into()]);
+                }
+            }
+        }
+    }
+    line.0
+}
+
+/// bwrap's arguments for a helper that copies a layer, blind to everything else. It may read what its
+/// own user forbade itself to read, such as a directory of mode 000.
+pub(crate) fn copy_arguments(guest: &Path, from: &Path, to: &Path) -> Vec<OsString> {
+    let mut line = helper(guest);
+    line.mount("--ro-bind", from, "/from");
+    line.mount("--bind", to, "/to");
+    line.words(["--", "/guest/guest", "copy-tree"]);
+    line.0
+}
+
+/// bwrap's arguments for a helper that makes one layer of an instance's upper one and of all that it
+/// stands on, lowest first. Its parts come to be in `upper` below
+/// `to`.
+pub(crate) fn merge_arguments(
+    guest: &Path,
+    upper: &Path,
+    to: &Path,
+    layers: &Path,
+    stack: &[SnapshotId],
+) -> Vec<OsString> {
+    let mut line = helper(guest);
+    line.mount("--ro-bind", upper, "/from");
+    line.mount("--ro-bind", layers, "/layers");
+    line.mount("--bind", to, "/to");
+    line.words(["--", "/guest/guest", "merge-layers"]);
+    for (index, part) in PARTS.iter().enumerate() {
+        if index > 0 {
+            line.words(["--"]);
+        }
+        line.words([&format!("/to/upper/{part}"), &format!("/from/{part}")]);
+        for layer in stack.iter().rev() {
+            line.words([&format!("/layers/{layer}/{part}")]);
+        }
+    }
+    line.0
+}
+
+fn helper(guest: &Path) -> Line {
+    let mut line = Line::default();
+    line.words(["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]);
+    line.words(["--unshare-cgroup-try", "--unshare-net", "--die-with-parent"]);
+    let id = INSIDE_ID.to_string();
+    line.words(["--uid", &id, "--gid", &id, "--clearenv"]);
+    line.words(["--cap-add", "CAP_DAC_OVERRIDE", "--cap-add", "CAP_DAC_READ_SEARCH"]);
+    line.mount("--ro-bind", guest, "/guest");
+    line
 }

@@ -132,6 +132,9 @@ impl InstanceDir {
             let mode =
                 fs::metadata(like).map_or(0o755, |found| found.permissions().mode() & 0o7777);
             fs::set_permissions(&upper, fs::Permissions::from_mode(mode))?;
+            if let Ok(modified) = fs::metadata(like).and_then(|found| found.modified()) {
+                fs::File::open(&upper)?.set_modified(modified)?;
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::{
     io::{Seek, Write},
     os::{
         fd::AsRawFd,
-        unix::fs::{OpenOptionsExt, PermissionsExt},
+        unix::fs::OpenOptionsExt,
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -16,19 +16,22 @@ use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, memfd_create},
 };
-use sandbox_core::{Error, ErrorKind, Limits, Network, Result, Root};
+use sandbox_core::{Error, ErrorKind, Limits, Network, Result, Root, SandboxSpec};
 use sandbox_guest::preamble;
 use tokio::sync::watch;
 
 use crate::{
+    accounts,
     backend::Shared,
     cgroup::{Available, Controller, Joined},
+    config::RunAs,
     error::{at, blocking, doing, failed},
     host::HostView,
     instance::{InstanceDir, Marks},
     plan::{self, Fds, GuestLimits, Identity, Input, Sources},
     probe,
     process::{BwrapInfo, Guest},
+    programs::{find_program, guest_dir},
     staging::{Kind, Wanted},
     sys::ChildSetup,
 };
@@ -278,6 +281,10 @@ fn start(shared: &Shared, dir: &InstanceDir, marks: &Marks) -> Result<tokio::pro
         }
         _ => None,
     };
+    let accounts = match &request.spec.root {
+        Root::Directory(root) => accounts::missing(root).map_err(at(OPERATION, root))?,
+        _ => Vec::new(),
+    };
     let host = network.as_ref().map(|(hosts, resolv)| (hosts.as_str(), resolv.as_str()));
     let input = Input {
         request,
@@ -291,7 +298,7 @@ fn start(shared: &Shared, dir: &InstanceDir, marks: &Marks) -> Result<tokio::pro
             oom: joined.oom.as_ref().map(AsRawFd::as_raw_fd),
         },
         guest_limits: guest_limits(shared.available(), &request.spec.limits)?,
-        identity: &Identity::new(request, host),
+        identity: &Identity::new(request, host).with(accounts),
     };
     let setup = serde_json::to_vec(&plan::setup(&input)?)
         .map_err(|error| failed(OPERATION, "the guest's set-up").with_source(error))?;
@@ -332,16 +339,7 @@ fn wanted(
 ) -> Result<Vec<Wanted>> {
     let spec = &marks.request.spec;
     let ours = |what, path| Wanted { what, path, kind: Kind::Ours };
-    let root = match &spec.root {
-        Root::Directory(path) => {
-            Wanted { what: "root directory", path: path.clone(), kind: Kind::Below }
-        }
-        _ => {
-            let skeletons = shared.state.skeletons();
-            let skeleton = view.skeleton(&skeletons, marks.run_as);
-            ours("skeleton", skeleton.map_err(at("provision", &skeletons))?)
-        }
-    };
+    let root = root(shared, spec, view, marks.run_as)?;
     let mut wanted = vec![
         ours("instance's directory", dir.fs()),
         ours("layers' directory", shared.state.layers()),
@@ -353,10 +351,28 @@ fn wanted(
         let kind = Kind::Shown(mount.access);
         wanted.push(Wanted { what: "mount", path: mount.source.clone(), kind });
     }
-    if let Some(path) = &spec.workspace {
-        wanted.push(Wanted { what: "workspace", path: path.clone(), kind: Kind::Below });
-    }
+    wanted.extend(spec.workspace.as_ref().map(workspace));
     Ok(wanted)
+}
+
+/// What is below everything in the root.
+pub(crate) fn root(
+    shared: &Shared,
+    spec: &SandboxSpec,
+    view: &HostView,
+    run_as: Option<RunAs>,
+) -> Result<Wanted> {
+    if let Root::Directory(path) = &spec.root {
+        return Ok(Wanted { what: "root directory", path: path.clone(), kind: Kind::Below });
+    }
+    let skeletons = shared.state.skeletons();
+    let path = view.skeleton(&skeletons, run_as).map_err(at("provision", &skeletons))?;
+    Ok(Wanted { what: "skeleton", path, kind: Kind::Ours })
+}
+
+/// What is below everything in the workspace.
+pub(crate) fn workspace(path: &PathBuf) -> Wanted {
+    Wanted { what: "workspace", path: path.clone(), kind: Kind::Below }
 }
 
 fn sources(paths: &[PathBuf], with_workspace: bool) -> Sources {
@@ -369,11 +385,7 @@ fn sources(paths: &[PathBuf], with_workspace: bool) -> Sources {
 }
 
 /// A mount's target in a directory of the host cannot be made: it has to be there.
-fn check_mount(
-    mount: &sandbox_core::Mount,
-    spec: &sandbox_core::SandboxSpec,
-    view: &HostView,
-) -> Result<()> {
+fn check_mount(mount: &sandbox_core::Mount, spec: &SandboxSpec, view: &HostView) -> Result<()> {
     let in_host = view.directories.iter().any(|directory| mount.target.starts_with(directory));
     if spec.root == Root::Standard && in_host && !mount.target.exists() {
         let message = format!(
@@ -386,71 +398,8 @@ fn check_mount(
     Ok(())
 }
 
-/// The directory with the guest program, written once for each program.
-pub(crate) fn guest_dir(shared: &Shared) -> Result<PathBuf> {
-    const OPERATION: &str = "provision";
-    let guest = shared.guests.get(std::env::consts::ARCH)?;
-    let guests = shared.state.guests();
-    let dir = guests.join(guest.checksum());
-    if dir.is_dir() {
-        return Ok(dir);
-    }
-    let making = guests.join(format!(".new-{}", sandbox_core::InstanceId::new()));
-    let make = || {
-        fs::create_dir(&making)?;
-        fs::set_permissions(&making, fs::Permissions::from_mode(0o755))?;
-        let program = making.join("guest");
-        fs::write(&program, guest.bytes())?;
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-        until_nobody_writes(&program)?;
-        match fs::rename(&making, &dir) {
-            Err(_) if dir.is_dir() => crate::tree::remove(&making),
-            result => result,
-        }
-    };
-    make().map_err(at(OPERATION, &dir))?;
-    Ok(dir)
-}
-
-/// A process that another thread forked while the program was being written has it open for writing
-/// until it starts a program of its own, and what is open for writing cannot be run. The kernel grants a
-/// lease for reading only when nobody writes.
-fn until_nobody_writes(program: &Path) -> io::Result<()> {
-    let file = fs::File::open(program)?;
-    for _ in 0..1000 {
-        match crate::sys::try_lease(&file) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            // Granted; or a filesystem without leases, where it cannot be known.
-            _ => return Ok(()),
-        }
-    }
-    Ok(())
-}
-
 fn private_file(path: &Path) -> io::Result<fs::File> {
     fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)
-}
-
-/// The program as an absolute path. It is looked up here because bwrap gets no environment.
-pub(crate) fn find_program(program: &Path) -> Result<PathBuf> {
-    if program.components().count() > 1 {
-        return Ok(program.to_owned());
-    }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let is_program = |path: &PathBuf| {
-        fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-    };
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(is_program).ok_or_else(|| {
-        let message = format!(
-            "the program {} is not in PATH; install bubblewrap (the package is called bubblewrap on \
-             Debian, Ubuntu, Fedora, Arch and Alpine), or name the program with \
-             BwrapBackend::builder().program(…)",
-            program.display()
-        );
-        Error::new(ErrorKind::Unavailable, "find bwrap", message).retryable(false)
-    })
 }
 
 #[cfg(test)]
@@ -477,14 +426,6 @@ mod tests {
         assert_eq!(kernel_version("6.1.0-18-amd64"), Some((6, 1)));
         assert_eq!(kernel_version("5.15.153.1-microsoft-standard-WSL2"), Some((5, 15)));
         assert_eq!(kernel_version("odd"), None);
-    }
-
-    #[test]
-    fn a_missing_program_says_what_to_install() {
-        let error = find_program(Path::new("no-such-bwrap")).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(!error.is_retryable());
-        assert!(error.to_string().contains("install bubblewrap"), "{error}");
     }
 
     #[test]

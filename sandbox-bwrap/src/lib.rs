@@ -23,15 +23,18 @@
 //!    mounts the overlays, moves the host's directories into them, drops every capability and serves.
 //!
 //! All that belongs to an instance is in one directory, which `instance` looks after; `snapshot` looks
-//! after the layers that snapshots leave behind.
+//! after the layers that snapshots leave behind, `copied` makes those that cannot just be renamed, and
+//! `changes` tells what is in them. The last two have the guest program do it, as a `helper`.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("sandbox-bwrap is for Linux: use sandbox-docker or sandbox-ssh on other systems");
 
+mod accounts;
 mod backend;
 mod cgroup;
 mod changes;
 mod config;
+mod copied;
 mod error;
 mod helper;
 mod host;
@@ -40,6 +43,7 @@ mod launch;
 mod plan;
 mod probe;
 mod process;
+mod programs;
 mod settings;
 mod snapshot;
 mod staging;

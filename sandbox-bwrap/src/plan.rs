@@ -79,9 +79,9 @@ pub(crate) struct GuestLimits {
     pub(crate) address_space: Option<u64>,
 }
 
-/// What makes a sandbox a machine of its own: the contents of [`IDENTITY_FILES`], in their order.
+/// What makes a sandbox a machine of its own: files of `/etc`, first [`IDENTITY_FILES`] in their order.
 #[derive(Debug, Clone)]
-pub(crate) struct Identity([String; 4]);
+pub(crate) struct Identity(Vec<(&'static str, String)>);
 
 impl Identity {
     /// `host` holds the host's `hosts` and `resolv.conf`, for a sandbox that shares its network.
@@ -90,12 +90,19 @@ impl Identity {
         let own = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
         let (hosts, resolv_conf) = host.unwrap_or((own, "# This sandbox has no network.\n"));
         let newline = if hosts.ends_with('\n') { "" } else { "\n" };
-        Self([
+        let contents = [
             format!("{name}\n"),
             format!("{hosts}{newline}127.0.1.1\t{name}\n"),
             format!("{}\n", request.machine_id),
             resolv_conf.to_owned(),
-        ])
+        ];
+        Self(IDENTITY_FILES.into_iter().zip(contents).collect())
+    }
+
+    /// With these in place of what the root has: see [`crate::accounts`].
+    pub(crate) fn with(mut self, accounts: Vec<(&'static str, String)>) -> Self {
+        self.0.extend(accounts);
+        self
     }
 }
 
@@ -168,15 +175,21 @@ pub(crate) fn arguments(input: &Input<'_>) -> Vec<OsString> {
     line.0
 }
 
+/// An argument list in the making.
 #[derive(Default)]
-struct Line(Vec<OsString>);
+pub(crate) struct Line(pub(crate) Vec<OsString>);
 
 impl Line {
-    fn words<const N: usize>(&mut self, words: [&str; N]) {
+    pub(crate) fn words<const N: usize>(&mut self, words: [&str; N]) {
         self.0.extend(words.map(OsString::from));
     }
 
-    fn mount(&mut self, option: &str, source: impl AsRef<Path>, target: impl AsRef<Path>) {
+    pub(crate) fn mount(
+        &mut self,
+        option: &str,
+        source: impl AsRef<Path>,
+        target: impl AsRef<Path>,
+    ) {
         self.0.extend([option.into(), source.as_ref().into(), target.as_ref().into()]);
     }
 }
@@ -263,7 +276,7 @@ fn mounts(input: &Input<'_>, env: &[(String, String)]) -> Result<Vec<MountStep>>
         steps.push(MountStep::File { path: format!("{private}/{name}"), contents });
     };
     file("env.json", &entering.to_string());
-    for (name, contents) in IDENTITY_FILES.iter().zip(&input.identity.0) {
+    for (name, contents) in &input.identity.0 {
         file(name, contents);
     }
     steps.push(MountStep::Bind {
@@ -271,7 +284,7 @@ fn mounts(input: &Input<'_>, env: &[(String, String)]) -> Result<Vec<MountStep>>
         to: inside(ENTER_PROGRAM),
         read_only: true,
     });
-    for name in IDENTITY_FILES {
+    for (name, _) in &input.identity.0 {
         steps.push(MountStep::Bind {
             from: format!("{private}/{name}"),
             to: inside(&format!("/etc/{name}")),
@@ -331,20 +344,22 @@ fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidSpec, "provision", message)
 }
 
-/// bwrap's arguments for a helper that copies a layer, blind to everything else. It may read what its
-/// own user forbade itself to read, such as a directory of mode 000.
-pub(crate) fn copy_arguments(guest: &Path, from: &Path, to: &Path) -> Vec<OsString> {
-    let mut line = Line::default();
-    line.words(["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]);
-    line.words(["--unshare-cgroup-try", "--unshare-net", "--die-with-parent"]);
-    let id = INSIDE_ID.to_string();
-    line.words(["--uid", &id, "--gid", &id, "--clearenv"]);
-    line.words(["--cap-add", "CAP_DAC_OVERRIDE", "--cap-add", "CAP_DAC_READ_SEARCH"]);
-    line.mount("--ro-bind", guest, "/guest");
-    line.mount("--ro-bind", from, "/from");
-    line.mount("--bind", to, "/to");
-    line.words(["--", "/guest/guest", "copy-tree"]);
-    line.0
+/// Where something is mounted over the root's or the workspace's own files, so that what is there is not
+/// the sandbox's doing; and a directory that the set-up makes.
+pub(crate) fn not_its_doing(
+    spec: &SandboxSpec,
+    view: &HostView,
+    accounts: &[(&'static str, String)],
+) -> (Vec<PathBuf>, Option<PathBuf>) {
+    let mut mounts: Vec<PathBuf> = ["/proc", "/dev", "/run", WORKSPACE].map(Into::into).into();
+    let names = IDENTITY_FILES.iter().chain(accounts.iter().map(|(name, _)| name));
+    mounts.extend(names.map(|name| Path::new("/etc").join(name)));
+    mounts.extend(spec.mounts.iter().map(|mount| mount.target.clone()));
+    if spec.root == Root::Standard {
+        mounts.extend(view.directories.iter().cloned());
+        return (mounts, None);
+    }
+    (mounts, Some(HOME.into()))
 }
 
 #[cfg(test)]

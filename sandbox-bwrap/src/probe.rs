@@ -160,7 +160,7 @@ fn describe(shared: &Shared, version: String, seen: &Seen) -> Capabilities {
 
 /// What bwrap says it is.
 fn version(shared: &Shared) -> Result<String> {
-    let program = launch::find_program(&shared.program)?;
+    let program = programs::find_program(&shared.program)?;
     let output =
         try_bwrap(shared, &program, &["--version"]).map_err(|error| not_run(&program, error))?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -191,7 +191,7 @@ fn not_run(program: &Path, error: io::Error) -> Error {
 /// guest said something is passed on, never interpreted.
 pub(crate) fn explain(shared: &Shared, words: &str) -> Error {
     const OPERATION: &str = "provision";
-    let program = match launch::find_program(&shared.program) {
+    let program = match programs::find_program(&shared.program) {
         Ok(program) => program,
         Err(error) => return error,
     };

@@ -3,11 +3,14 @@
 //! A layer is what one instance changed, for the root and for the workspace, as overlayfs wrote it. It
 //! stands on the layers that the instance stood on; its `meta.json` lists them. A layer never changes, so
 //! it is shared by all that stand on it, and it goes when the last of them does.
+//!
+//! The kernel stacks a few hundred layers at most. Before a stack grows so tall, the next snapshot's layer
+//! is made of all of them together: it stands alone.
 
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::{PermissionsExt, chown},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -21,21 +24,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     backend::Shared,
-    config::{RunAs, State},
+    config::State,
+    copied,
     error::{ID, at, blocking, failed, lost},
-    helper,
     instance::{self, InstanceDir, Marks, PARTS, private_dir, write_json},
-    launch,
-    plan::{self, MAX_LAYERS},
+    plan::MAX_LAYERS,
     process::Worker,
-    staging::{Kind, Wanted},
     tree,
 };
 
-const OPERATION: &str = "snapshot";
+pub(crate) const OPERATION: &str = "snapshot";
 const META: &str = "meta.json";
 const NEW: &str = ".new-";
 const DELETED: &str = ".deleted-";
+
+/// How many layers a stack may have before the next snapshot is made of all of them.
+const TALL: usize = 100;
 
 /// What a layer's directory says about it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -121,19 +125,24 @@ pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<S
     let layers = match &found.layer {
         Some(meta) if meta.sealed_from.is_none() => {
             let data = describe(&shared.state, &request.snapshot, &meta.stack)?;
-            return Ok(SnapshotTaken { data, successor: None });
+            let successor = move_onto(shared, &dir, &found, &meta.stack, request).await;
+            return Ok(SnapshotTaken { data, successor });
         }
         Some(meta) => meta.stack.clone(),
         None => {
             let gone = || lost(OPERATION, format!("the instance {} is gone", dir.id));
             let marks = found.marks.as_ref().ok_or_else(gone)?;
+            if marks.layers.len() >= TALL {
+                let stack = vec![request.snapshot.clone()];
+                let data =
+                    copied::copy(shared, &dir, marks, stack.clone(), &request.snapshot).await?;
+                let successor = move_onto(shared, &dir, &found, &stack, request).await;
+                return Ok(SnapshotTaken { data, successor });
+            }
             let mut layers = marks.layers.clone();
             layers.push(request.snapshot.clone());
-            if layers.len() > MAX_LAYERS {
-                return Err(too_many(OPERATION, layers.len()));
-            }
             if !(request.idle && found.runs) {
-                let data = copy(shared, &dir, marks, layers, &request.snapshot).await?;
+                let data = copied::copy(shared, &dir, marks, layers, &request.snapshot).await?;
                 return Ok(SnapshotTaken { data, successor: None });
             }
             layers
@@ -143,6 +152,54 @@ pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<S
     let (shared, request) = (shared.clone(), request.clone());
     let whole = tokio::spawn(async move { replace(&shared, &dir, found, layers, request).await });
     whole.await.map_err(|error| failed(OPERATION, "replacing the instance").with_source(error))?
+}
+
+/// After a snapshot that stands on fewer layers than the instance, the instance is replaced by one on
+/// the snapshot, unless something runs in it. Without that every further snapshot would be as much work. If
+/// it does not succeed, the instance goes on as it is.
+async fn move_onto(
+    shared: &Shared,
+    dir: &InstanceDir,
+    found: &Before,
+    stack: &[SnapshotId],
+    request: &SnapshotRequest,
+) -> Option<sandbox_core::Instance> {
+    match &found.marks {
+        Some(marks) if stack.len() > marks.layers.len() => return None,
+        Some(_) if !(request.idle && found.runs) => return None,
+        Some(_) => {}
+        // It was replaced already, before a crash.
+        None => {
+            let next = InstanceDir::of(&shared.state, &request.successor.instance);
+            if !next.exists() {
+                return None;
+            }
+        }
+    }
+    let (shared, dir, stack) = (shared.clone(), dir.clone(), stack.to_vec());
+    let next = request.successor.clone();
+    // Not to be left half way, with two instances.
+    let whole = tokio::spawn(async move {
+        let made = successor(&shared, &next, stack).await;
+        if made.is_ok() {
+            let shared = shared.clone();
+            if let Err(error) = blocking(OPERATION, move || dir.remove(&shared.state)).await {
+                tracing::warn!(%error, "the instance before the snapshot could not be removed");
+            }
+        }
+        made
+    });
+    match whole.await {
+        Ok(Ok(successor)) => Some(successor),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "an instance on many layers could not be replaced by one on few");
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the replacement of an instance was broken off");
+            None
+        }
+    }
 }
 
 /// What is there before a snapshot is taken.
@@ -245,7 +302,11 @@ async fn successor(
     }
 }
 
-fn describe(state: &State, id: &SnapshotId, layers: &[SnapshotId]) -> Result<SnapshotData> {
+pub(crate) fn describe(
+    state: &State,
+    id: &SnapshotId,
+    layers: &[SnapshotId],
+) -> Result<SnapshotData> {
     let layer = state.layers().join(id.as_str());
     let [root, workspace] = PARTS.map(|part| layer.join(part));
     let data = serde_json::to_value(Data { layers: layers.to_vec(), root, workspace })
@@ -254,7 +315,11 @@ fn describe(state: &State, id: &SnapshotId, layers: &[SnapshotId]) -> Result<Sna
 }
 
 /// Makes a layer's directory, under the name of one that is not whole yet.
-fn begin(state: &State, layers: &[SnapshotId], sealed_from: Option<InstanceId>) -> Result<PathBuf> {
+pub(crate) fn begin(
+    state: &State,
+    layers: &[SnapshotId],
+    sealed_from: Option<InstanceId>,
+) -> Result<PathBuf> {
     let Some(id) = layers.last() else { return Err(failed(OPERATION, "no layer to make")) };
     let path = state.layers().join(format!("{NEW}{id}"));
     let make = || {
@@ -324,75 +389,6 @@ pub(crate) fn adopt_sealed(state: &State, dir: &InstanceDir, marks: &mut Marks) 
     Err(lost("start", format!("the files of the instance {} are gone", dir.id)))
 }
 
-/// Copies the instance's upper layer. Its processes stand still meanwhile.
-async fn copy(
-    shared: &Shared,
-    dir: &InstanceDir,
-    marks: &Marks,
-    layers: Vec<SnapshotId>,
-    id: &SnapshotId,
-) -> Result<SnapshotData> {
-    let upper = dir.fs().join("upper");
-    let run_as = marks.run_as;
-    let (wanted, half) = {
-        let (shared, layers) = (shared.clone(), layers.clone());
-        blocking(OPERATION, move || {
-            let path = begin(&shared.state, &layers, None)?;
-            let half = Half(path.clone());
-            let to = path.join("copy");
-            let made = private_dir(&to).and_then(|()| match run_as {
-                Some(RunAs { uid, gid }) => chown(&to, Some(uid), Some(gid)),
-                None => Ok(()),
-            });
-            made.map_err(at(OPERATION, &to))?;
-            let guest = launch::guest_dir(&shared)?;
-            let ours = |path| Wanted { what: "snapshot's part", path, kind: Kind::Ours };
-            Ok((vec![ours(guest), ours(upper), ours(to)], half))
-        })
-        .await?
-    };
-    let output = helper::run_helper(shared, OPERATION, wanted, |paths| {
-        let [guest, from, to] = paths else { return Vec::new() };
-        let mut arguments = plan::copy_arguments(guest, from, to);
-        arguments.extend(["/from".into(), "/to/upper".into()]);
-        arguments
-    })
-    .await?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let message = format!("copying the files: {} ({})", said.trim(), output.status);
-        return Err(failed(OPERATION, message));
-    }
-    let (state, id) = (shared.state.clone(), id.clone());
-    blocking(OPERATION, move || {
-        let path = half.0.clone();
-        let finish = || {
-            for part in PARTS {
-                fs::rename(path.join("copy/upper").join(part), path.join(part))?;
-            }
-            tree::remove(&path.join("copy"))?;
-            fs::rename(&path, state.layers().join(id.as_str()))
-        };
-        finish().map_err(at(OPERATION, &path))?;
-        describe(&state, &id, &layers)
-    })
-    .await
-}
-
-/// A layer that is being copied; what is left of it is removed with this.
-struct Half(PathBuf);
-
-impl Drop for Half {
-    fn drop(&mut self) {
-        let path = std::mem::take(&mut self.0);
-        if path.exists() {
-            let remove = move || tree::remove(&path);
-            // Its removal may take long, and this may be an asynchronous task.
-            let _ = std::thread::Builder::new().name("sandbox-removal".into()).spawn(remove);
-        }
-    }
-}
-
 /// Removes a snapshot, or has it removed when nothing needs its layer any more.
 pub(crate) fn delete(state: &State, snapshot: &SnapshotData) -> Result<()> {
     const OPERATION: &str = "delete snapshot";
@@ -403,15 +399,6 @@ pub(crate) fn delete(state: &State, snapshot: &SnapshotData) -> Result<()> {
     {
         let _lock =
             state.lock(FlockOperation::LockExclusive).map_err(at(OPERATION, &state.root))?;
-        for (dir, marks) in instance::all(state)? {
-            if marks.layers.last() == Some(&snapshot.id) {
-                let message = format!(
-                    "the instance {} of {} runs from {}; rewind or destroy that sandbox first",
-                    dir.id, marks.request.sandbox, snapshot.id
-                );
-                return Err(Error::new(ErrorKind::Conflict, OPERATION, message));
-            }
-        }
         let sign = layers.join(format!("{DELETED}{}", snapshot.id));
         fs::write(&sign, []).map_err(at(OPERATION, &sign))?;
     }

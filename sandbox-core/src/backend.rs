@@ -73,12 +73,27 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
     /// After an error the instance is as it was, or `Lost`.
     async fn snapshot(&self, request: &SnapshotRequest) -> Result<SnapshotTaken>;
 
-    /// Removes a snapshot's data; what others build on stays usable. Removing it twice is no error.
+    /// Removes a snapshot. What instances and other snapshots build on stays usable: its data goes when
+    /// the last of them does. Removing it twice is no error.
     ///
     /// # Errors
     ///
-    /// `Conflict` if an instance still runs from it.
+    /// If something could not be removed.
     async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()>;
+
+    /// What the instance's filesystem has that a snapshot had not, in any order; without a snapshot,
+    /// what a fresh instance of its spec had not. The instance need not run, and what runs in it goes on
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the snapshot's data is gone; `Unsupported` or `Conflict`, with the reason, if the two
+    /// cannot be compared; `LimitExceeded` if there are too many changes to tell.
+    async fn changes(
+        &self,
+        instance: &Instance,
+        since: Option<&SnapshotData>,
+    ) -> Result<Vec<Change>>;
 
     /// Stops all execution, keeping it in memory.
     ///
@@ -268,6 +283,34 @@ pub struct SnapshotData {
     pub data: serde_json::Value,
 }
 
+/// A file, directory or link that differs.
+///
+/// An added directory is followed by all that is in it; a deleted one stands for all that was. A
+/// directory whose entries have changed is no change itself, unless its mode has. What is one thing and
+/// was another (a file, and was a directory) is modified. A file that has the kind, size, mode and time of
+/// last modification that it had counts as unchanged.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Change {
+    /// As seen inside: absolute, and not necessarily UTF-8. Serialized as a string, or as a list of bytes
+    /// where it is none.
+    #[serde(with = "path_bytes")]
+    pub path: PathBuf,
+    /// What happened to it.
+    pub kind: ChangeKind,
+}
+
+/// What happened to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    /// It was not there.
+    Added,
+    /// It was there, and is different.
+    Modified,
+    /// It is not there any more.
+    Deleted,
+}
+
 /// Where a backend's state is if nobody says otherwise: `$XDG_STATE_HOME/sandboxer`, else
 /// `~/.local/state/sandboxer`.
 ///
@@ -283,4 +326,56 @@ pub fn default_state_dir() -> Result<PathBuf> {
             let message = "neither XDG_STATE_HOME nor HOME is set; name a state directory";
             crate::Error::new(crate::ErrorKind::Unavailable, "find the state directory", message)
         })
+}
+
+/// Paths that need not be UTF-8.
+mod path_bytes {
+    use std::{
+        ffi::OsString,
+        os::unix::ffi::{OsStrExt, OsStringExt},
+        path::{Path, PathBuf},
+    };
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(String),
+        Bytes(Vec<u8>),
+    }
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        match path.to_str() {
+            Some(text) => to.serialize_str(text),
+            None => path.as_os_str().as_bytes().serialize(to),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(match Written::deserialize(from)? {
+            Written::Text(text) => text.into(),
+            Written::Bytes(bytes) => OsString::from_vec(bytes).into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn a_change_is_written_down_whatever_its_path() {
+        for (path, text) in [
+            (&b"/a b"[..], r#"{"path":"/a b","kind":"added"}"#),
+            (b"/\xff", r#"{"path":[47,255],"kind":"added"}"#),
+        ] {
+            let path = std::ffi::OsStr::from_bytes(path).into();
+            let change = Change { path, kind: ChangeKind::Added };
+            assert_eq!(serde_json::to_string(&change).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Change>(text).unwrap(), change);
+        }
+    }
 }

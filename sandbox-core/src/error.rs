@@ -60,6 +60,9 @@ pub enum ErrorKind {
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
+/// A refused call's result, until it is taken.
+type Carried = Option<Box<dyn Any + Send>>;
+
 #[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
@@ -68,7 +71,7 @@ struct Inner {
     sandbox: Option<SandboxId>,
     backend: Option<BackendId>,
     retryable: Option<bool>,
-    outcome: Option<Arc<Mutex<Option<Box<dyn Any + Send>>>>>,
+    outcome: Option<Arc<Mutex<Carried>>>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 

@@ -31,8 +31,11 @@ pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run
         Stdin::Bytes(bytes) => Some(bytes),
         Stdin::Null | Stdin::Piped => None,
     };
-    call.record(started(&process, &command)).await?;
-    let mut guard = Guard::new(call.recorder(), process.clone());
+    let recorder = call.recorder();
+    recorder.record(started(&process, &command)).await?;
+    // From here on what was begun gets its end, also if nobody waits for the sink.
+    let mut guard = Guard::new(recorder, process.clone());
+    call.deliver().await;
     let mut captured = Captures::new(limit);
     let ended = async {
         let mut session = Session::start(call.recorder(), process.clone(), start, input).await?;
@@ -55,9 +58,10 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
         Stdin::Null => (None, false),
         Stdin::Piped => (None, true),
     };
-    call.record(started(&process, &command)).await?;
     let recorder = call.recorder();
+    recorder.record(started(&process, &command)).await?;
     let mut guard = Guard::new(recorder.clone(), process.clone());
+    call.deliver().await;
     let session = Session::start(recorder.clone(), process.clone(), start, input).await;
     let mut session = match session {
         Ok(session) => session,

@@ -20,8 +20,8 @@ mod sink;
 mod spec;
 
 pub use backend::{
-    ByteStream, Found, GuestStream, Instance, InstanceState, Provision, SandboxBackend,
-    SnapshotData, SnapshotRequest, SnapshotTaken, default_state_dir,
+    ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,
+    SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, default_state_dir,
 };
 pub use capabilities::{Capabilities, Feature, Level, Support};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT, TerminalSize};

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use crate::{
-    Command, Consumer, Files, Process, Reachability, Result, Retention, Run, SandboxId,
-    SandboxInfo, Snapshot, SnapshotId, TurnEventSink, exec,
+    Change, Command, Consumer, Error, ErrorKind, Files, Process, Reachability, Result, Retention,
+    Run, SandboxId, SandboxInfo, Snapshot, SnapshotId, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
 };
@@ -94,6 +94,42 @@ impl Sandbox {
     /// `Journal` if the history cannot be read.
     pub async fn snapshots(&self) -> Result<Vec<Snapshot>> {
         Ok(self.shared.record(&self.inner).await?.snapshots.clone())
+    }
+
+    /// What its filesystem has that one of its snapshots had not, sorted by path; without a snapshot, what
+    /// a fresh sandbox had not (of a fork, then, all that came with it). The sandbox may be stopped; what
+    /// runs in it goes on, and may change more meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it has no such snapshot; `Lost` if it is gone; `Unsupported` or `Conflict`, with the
+    /// reason, if its filesystem cannot be compared with that; `LimitExceeded` if there are too many
+    /// changes to tell.
+    pub async fn changes(&self, since: Option<&SnapshotId>) -> Result<Vec<Change>> {
+        const OPERATION: &str = "changes";
+        // A snapshot or a rewind would take the instance away meanwhile.
+        let _lock = self.inner.journal.lock(&self.shared.id).await?;
+        let record = self.shared.record(&self.inner).await?;
+        let error = |kind, message: String| Error::new(kind, OPERATION, message);
+        let snapshot = match since {
+            Some(id) => {
+                let kept = record.snapshots.iter().find(|kept| kept.id == *id);
+                let missing = || error(ErrorKind::NotFound, format!("it has no snapshot {id}"));
+                Some(&kept.ok_or_else(missing).map_err(|e| e.with_sandbox(self.id()))?.data)
+            }
+            None => None,
+        };
+        let Some(instance) = record.instance.as_ref().filter(|_| record.state.is_live()) else {
+            let message = "it has no filesystem any more, or not yet".to_owned();
+            return Err(error(ErrorKind::Lost, message).with_sandbox(self.id()));
+        };
+        let backend = self.inner.backend(&instance.backend)?;
+        let mut changes = backend
+            .changes(instance, snapshot)
+            .await
+            .map_err(|error| error.with_sandbox(self.id()).with_backend(&backend.id()))?;
+        changes.sort();
+        Ok(changes)
     }
 
     /// Gives it the filesystem of one of its snapshots: the same id and name, a new instance, a longer
@@ -219,7 +255,7 @@ impl Sandbox {
         let record = self.shared.record(&self.inner).await?;
         let instance = crate::manager::running_instance(&record)?;
         let backend = self.inner.backend(&instance.backend)?;
-        let reach = backend.reachability(&instance).await;
+        let reach = backend.reachability(instance).await;
         reach.map_err(|error| error.with_sandbox(self.id()).with_backend(&backend.id()))
     }
 

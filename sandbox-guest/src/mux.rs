@@ -13,7 +13,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
 };
 
 use futures::future::poll_fn;
@@ -218,8 +217,13 @@ where
     .await;
     // In the same step in which the connection's streams end, so that nobody sees one without the other.
     alive.0.store(false, Ordering::Release);
-    let close = poll_fn(|cx| locked(&connection).poll_close(cx));
-    let _ = tokio::time::timeout(Duration::from_secs(1), close).await;
+    // Dropped, and not closed: only that tells the streams' readers. What streams were given to send was
+    // sent by the last look at the connection, as far as the other side takes it.
+    poll_fn(|cx| {
+        let _ = locked(&connection).poll_next_inbound(cx);
+        Poll::Ready(())
+    })
+    .await;
 }
 
 fn locked<S>(connection: &Mutex<Connection<S>>) -> MutexGuard<'_, Connection<S>> {

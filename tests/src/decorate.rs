@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use sandbox_core::{
-    BackendId, Capabilities, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
+    BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
     Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
 };
 use tokio::sync::Notify;
@@ -128,6 +128,14 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
 
     async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()> {
         self.decoration.delete_snapshot(&*self.inner, snapshot).await
+    }
+
+    async fn changes(
+        &self,
+        instance: &Instance,
+        since: Option<&SnapshotData>,
+    ) -> Result<Vec<Change>> {
+        self.inner.changes(instance, since).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

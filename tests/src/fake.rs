@@ -4,9 +4,10 @@
 //! what passes on it does so without the help of containers and namespaces.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
+    ffi::OsString,
     fs, io,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
@@ -17,9 +18,9 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
-    BackendId, Capabilities, Error, ErrorKind, Feature, Found, GuestBinaries, GuestStream,
-    Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability, Result, Root,
-    SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
+    GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
+    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
 };
 use sandbox_guest::Setup;
 
@@ -334,6 +335,24 @@ impl SandboxBackend for DirectoryBackend {
         self.blocking(move |_| remove(&files).map_err(at("delete snapshot", &files))).await
     }
 
+    async fn changes(
+        &self,
+        instance: &Instance,
+        since: Option<&SnapshotData>,
+    ) -> Result<Vec<Change>> {
+        let (dir, now) = (self.dir(instance), self.workspace(instance));
+        let then = since.map(Self::files_of).transpose()?;
+        self.blocking(move |this| {
+            let marks = this.marks(&dir).map_err(at("changes", &dir))?;
+            let then = then.or(marks.request.spec.workspace);
+            let mut found = Vec::new();
+            compare(&now, then.as_deref(), Path::new("/workspace"), &mut found)
+                .map_err(at("changes", &now))?;
+            Ok(found)
+        })
+        .await
+    }
+
     async fn pause(&self, _: &Instance) -> Result<()> {
         Err(Error::unsupported("pause", "nothing here holds processes up"))
     }
@@ -388,6 +407,47 @@ impl SandboxBackend for DirectoryBackend {
         })
         .await
     }
+}
+
+/// What is in one directory, and was not so in another, which there need not be.
+fn compare(
+    now: &Path,
+    then: Option<&Path>,
+    shown: &Path,
+    found: &mut Vec<Change>,
+) -> io::Result<()> {
+    let names = |dir: Option<&Path>| -> io::Result<BTreeSet<OsString>> {
+        let entries = match dir.map(fs::read_dir).transpose() {
+            // Closed even to its owner: what is in it cannot be told.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            entries => entries?,
+        };
+        entries.into_iter().flatten().map(|entry| Ok(entry?.file_name())).collect()
+    };
+    let looks = |path: &Path| {
+        let found = fs::symlink_metadata(path)?;
+        let time = (found.mtime(), found.mtime_nsec(), found.size());
+        // A directory's own time and size tell of its entries.
+        io::Result::Ok((found.mode(), (!found.is_dir()).then_some(time)))
+    };
+    for name in names(Some(now))?.union(&names(then)?) {
+        let (path, shown) = (now.join(name), shown.join(name));
+        let is = looks(&path).ok();
+        let old = then.map(|then| then.join(name));
+        let was = old.as_deref().and_then(|old| looks(old).ok());
+        let kind = match (is, was) {
+            (Some(is), Some(was)) if is == was => None,
+            (Some(_), Some(_)) => Some(ChangeKind::Modified),
+            (Some(_), None) => Some(ChangeKind::Added),
+            (None, _) => Some(ChangeKind::Deleted),
+        };
+        found.extend(kind.map(|kind| Change { path: shown.clone(), kind }));
+        if is.is_some_and(|(_, time)| time.is_none()) {
+            let old = old.filter(|_| was.is_some_and(|(_, time)| time.is_none()));
+            compare(&path, old.as_deref(), &shown, found)?;
+        }
+    }
+    Ok(())
 }
 
 /// What cannot be had here is refused.

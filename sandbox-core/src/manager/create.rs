@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Call, Recorder, SandboxManager,
+    Call, Recorder, SandboxManager, life,
     lifetime::{self, later},
     shared::{connect, running_instance},
 };
@@ -35,7 +35,10 @@ impl SandboxManager {
         let call = Call::new(&self.inner, &shared, request.consumer, sink);
         let blueprint = Blueprint { name, spec, from: None };
         let handle = self.handle(&shared);
-        call.drive(|recorder| make(recorder, blueprint, handle)).await
+        let undo = Undo::of(&blueprint, &call);
+        let made = call.drive(|recorder| make(recorder, blueprint, handle)).await;
+        undo.disarm();
+        made
     }
 
     pub(super) async fn acquire_named(
@@ -103,10 +106,47 @@ impl SandboxManager {
         let call = Call::new(&self.inner, &shared, record.consumer.clone(), sink);
         let forked = Known::Forked { snapshot: snapshot.clone(), into: shared.id.clone() };
         let handle = self.handle(&shared);
-        let made = call.drive(|recorder| make(recorder, blueprint, handle)).await?;
-        let mut call = Call::new(&self.inner, &source, record.consumer.clone(), sink);
-        call.record(forked).await?;
-        call.finish(Ok(made))
+        let undo = Undo::of(&blueprint, &call);
+        let made = async {
+            let made = call.drive(|recorder| make(recorder, blueprint, handle)).await?;
+            let mut call = Call::new(&self.inner, &source, record.consumer.clone(), sink);
+            call.record(forked).await?;
+            call.finish(Ok(made))
+        };
+        let made = made.await;
+        undo.disarm();
+        made
+    }
+}
+
+/// Removes a sandbox without a name if its caller goes away before having it: nobody could find it. One
+/// with a name stays, as somebody else may have acquired it by now.
+struct Undo(Option<Recorder>);
+
+impl Undo {
+    fn of(blueprint: &Blueprint, call: &Call<'_>) -> Self {
+        Self(blueprint.name.is_none().then(|| call.recorder()))
+    }
+
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let Some(recorder) = self.0.take() else { return };
+        // Outside a runtime the work has ended too; reconcile settles it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            // Waits for the work on it, which undoes itself if it can; then there is nothing left to do.
+            match life::destroy(recorder).await {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    tracing::warn!(%error, "a sandbox that nobody waits for could not be removed");
+                }
+                _ => {}
+            }
+        });
     }
 }
 
@@ -175,7 +215,7 @@ async fn bring_up(
     if expires_at.is_some() {
         link.call(lifetime::deadline(expires_at, None)).await?;
     }
-    shared.relink(link).await;
+    shared.relink(link, &provision.spec.lifetime).await;
     let generation = provision.generation;
     recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
     Ok(())

@@ -23,7 +23,7 @@ pub(crate) async fn stop(recorder: Recorder) -> Result<()> {
     let backend = inner.backend(&instance.backend)?;
     recorder.record(Known::StopRequested).await?;
     shared.unlink().await;
-    settle(&recorder, "stop", backend.stop(&instance).await).await?;
+    settle(&recorder, "stop", backend.stop(instance).await).await?;
     recorder.record(Known::Stopped).await?;
     Ok(())
 }
@@ -53,7 +53,7 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
         }
     };
     let (instance, link) = settle(&recorder, "start", started.await).await?;
-    shared.relink(link).await;
+    shared.relink(link, &record.spec.lifetime).await;
     recorder.record(Known::Started { instance }).await?;
     Ok(())
 }
@@ -67,7 +67,7 @@ pub(crate) async fn pause(recorder: Recorder) -> Result<()> {
         return Ok(());
     }
     let instance = running_instance(&record)?;
-    inner.backend(&instance.backend)?.pause(&instance).await?;
+    inner.backend(&instance.backend)?.pause(instance).await?;
     recorder.record(Known::Paused).await?;
     Ok(())
 }
@@ -100,7 +100,7 @@ pub(crate) async fn recreate(recorder: Recorder) -> Result<()> {
     let reachability = reachability(&*backend, &instance).await;
     let expires_at = record.expires_at;
     recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
-    shared.relink(link).await;
+    shared.relink(link, &record.spec.lifetime).await;
     remove_old(&inner, &record).await;
     Ok(())
 }
@@ -163,7 +163,7 @@ pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> 
             generation,
         })
         .await?;
-    shared.relink(link).await;
+    shared.relink(link, &record.spec.lifetime).await;
     remove_old(inner, record).await;
     Ok(())
 }

@@ -29,6 +29,7 @@ pub use watch::Watch;
 use crate::{
     BackendId, Capabilities, CreateSandbox, Error, ErrorKind, Journal, Name, Result, Sandbox,
     SandboxBackend, SandboxEvent, SandboxId, SandboxInfo, SnapshotId, TurnEventSink, info::info,
+    record::Record,
 };
 
 /// Makes, finds and forks sandboxes, and keeps their history. Cheap to clone.
@@ -49,7 +50,6 @@ pub(crate) struct Inner {
 
 impl SandboxManager {
     /// Begins to put one together.
-    #[must_use]
     pub fn builder() -> ManagerBuilder {
         ManagerBuilder::default()
     }
@@ -188,11 +188,26 @@ impl SandboxManager {
             let shared = self.inner.shared(&id);
             match shared.try_record(&self.inner).await {
                 Ok(Some(record)) if record.state.is_live() => live.push(shared),
-                Ok(_) => {}
+                Ok(Some(record)) => self.forget(&record).await,
+                Ok(None) => {}
                 Err(error) => tracing::warn!(%error, "a history cannot be read"),
             }
         }
         Ok(live)
+    }
+
+    /// Does what was left to do for a sandbox that has come to its end: its name is free, and nobody need
+    /// read its history again.
+    async fn forget(&self, record: &Record) {
+        let forgotten = async {
+            if let Some(name) = &record.name {
+                self.inner.journal.release(name, &record.id).await?;
+            }
+            self.inner.journal.retire(&record.id).await
+        };
+        if let Err(error) = forgotten.await {
+            tracing::warn!(%error, "a sandbox that has ended is still looked at");
+        }
     }
 }
 

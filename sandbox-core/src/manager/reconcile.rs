@@ -35,7 +35,9 @@ impl SandboxManager {
 
     async fn reconcile_one(&self, shared: &Arc<super::Shared>) -> Result<()> {
         let record = shared.record(&self.inner).await?;
-        if record.open.is_none() && record.state != SandboxState::Ready {
+        if record.open.is_none()
+            && !matches!(record.state, SandboxState::Ready | SandboxState::Paused)
+        {
             return Ok(());
         }
         // A change in progress holds the lock; whoever holds it is alive.
@@ -130,7 +132,7 @@ async fn remove(
 }
 
 async fn notice_loss(recorder: &Recorder, record: &Record) -> Result<()> {
-    if record.state != SandboxState::Ready {
+    if !matches!(record.state, SandboxState::Ready | SandboxState::Paused) {
         return Ok(());
     }
     let Some(instance) = &record.instance else {
@@ -141,6 +143,13 @@ async fn notice_loss(recorder: &Recorder, record: &Record) -> Result<()> {
     let reason = match backend.inspect(instance).await.map_err(named)? {
         InstanceState::Gone => "its instance is gone",
         InstanceState::Stopped => "its instance has ended",
+        // Whoever paused it, or let it go on, ended before that was recorded.
+        InstanceState::Running if record.state == SandboxState::Paused => {
+            return recorder.record(Known::Resumed).await.map(drop);
+        }
+        InstanceState::Paused if record.state == SandboxState::Ready => {
+            return recorder.record(Known::Paused).await.map(drop);
+        }
         InstanceState::Running | InstanceState::Paused => return Ok(()),
     };
     if let Some(over) = lifetime::is_over(record) {

@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 
 use super::{Inner, Recorder, life, lifetime};
 use crate::{
-    BackendId, Draft, Error, ErrorKind, Instance, Known, Result, SandboxBackend, SandboxEvent,
-    SandboxId, SandboxState, guest::Link, record::Record,
+    BackendId, Draft, Error, ErrorKind, Instance, Known, Lifetime, Result, SandboxBackend,
+    SandboxEvent, SandboxId, SandboxState, guest::Link, record::Record,
 };
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Shared {
             let backend = inner.backend(&instance.backend)?;
             match connect(&*backend, instance).await {
                 Ok(link) => {
-                    let link = keep(link, &record);
+                    let link = keep(link, &record.spec.lifetime);
                     *slot = Some(Arc::clone(&link));
                     return Ok(link);
                 }
@@ -147,13 +147,8 @@ impl Shared {
     }
 
     /// Uses this connection from now on.
-    pub(super) async fn relink(&self, link: Link) {
-        let record = self.cached().clone();
-        let link = match &record {
-            Some(record) => keep(link, record),
-            None => Arc::new(link),
-        };
-        *self.link.lock().await = Some(link);
+    pub(super) async fn relink(&self, link: Link, lifetime: &Lifetime) {
+        *self.link.lock().await = Some(keep(link, lifetime));
     }
 
     /// Records that the instance is gone, unless that is known, or another one has taken its place
@@ -192,9 +187,9 @@ impl Shared {
 }
 
 /// A connection that renews its sandbox's lease as long as it lives.
-fn keep(link: Link, record: &Record) -> Arc<Link> {
+fn keep(link: Link, lifetime: &Lifetime) -> Arc<Link> {
     let link = Arc::new(link);
-    if let Some(lease) = record.spec.lifetime.lease_seconds {
+    if let Some(lease) = lifetime.lease_seconds {
         lifetime::keep_lease(&link, lease);
     }
     link

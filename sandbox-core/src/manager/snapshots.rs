@@ -106,7 +106,8 @@ async fn take(
         Ok(taken) if taken.successor.is_some() => {
             shared.unlink().await;
             if let Some(instance) = &taken.successor {
-                shared.relink(connect(&*backend, instance).await?).await;
+                let next = connect(&*backend, instance).await?;
+                shared.relink(next, &request.successor.spec.lifetime).await;
             }
         }
         // Whether it was taken or not, they must go on; if they cannot, the connection's end thaws them.
@@ -183,13 +184,12 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
         let message = format!("it has no snapshot {snapshot}");
         return Err(Error::new(ErrorKind::NotFound, "rewind", message));
     };
-    let possible = [SandboxState::Ready, SandboxState::Stopped, SandboxState::Lost];
-    if !possible.contains(&record.state) {
+    if !matches!(record.state, SandboxState::Stopped | SandboxState::Paused | SandboxState::Lost) {
         running_instance(&record)?;
     }
     let generation = record.generation + 1;
-    let provision =
-        inner.provision(&shared, record.spec.clone(), generation, Some(target.data.clone()));
+    let from = Some(target.data.clone());
+    let provision = inner.provision_again(&shared, &record, generation, from);
     recorder
         .record(Known::RewindRequested {
             snapshot: snapshot.clone(),
@@ -209,7 +209,7 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
     let (instance, link, _) = made;
     // From this record on, the new one is the sandbox.
     recorder.record(Known::Rewound { snapshot, instance, generation }).await?;
-    shared.relink(link).await;
+    shared.relink(link, &record.spec.lifetime).await;
     remove_old(&inner, &record).await;
     Ok(())
 }

@@ -90,7 +90,7 @@ pub(crate) fn signal(
 }
 
 fn members(guest: &Guest, supervisor: Pid) -> io::Result<Vec<tree::Entry>> {
-    if !lock(&guest.supervisors).contains(&supervisor) {
+    if !lock(&guest.supervisors).contains_key(&supervisor) {
         return Ok(Vec::new());
     }
     let mut found = tree::descendants(&tree::scan()?, &[supervisor]);
@@ -112,12 +112,12 @@ pub(crate) fn status(guest: &Guest) -> Status {
     let running = lock(&guest.table).running();
     let own = std::process::id() as Pid;
     let supervisors = lock(&guest.supervisors);
-    let roots: Vec<Pid> = supervisors.iter().copied().collect();
+    let roots: Vec<Pid> = supervisors.keys().copied().collect();
     let entries = tree::scan().unwrap_or_default();
     let processes = if guest.alone {
         entries
             .iter()
-            .filter(|e| e.is_alive() && e.pid != own && !supervisors.contains(&e.pid))
+            .filter(|e| e.is_alive() && e.pid != own && !supervisors.contains_key(&e.pid))
             .count()
     } else {
         tree::descendants(&entries, &roots).iter().filter(|e| e.is_alive()).count()

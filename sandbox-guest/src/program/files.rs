@@ -20,13 +20,26 @@ use sandbox_guest::{
 use super::{
     guest::{Guest, failure, system},
     spawn::absolute,
-    tree_remove,
+    tree_copy, tree_remove,
 };
 
 /// Entries of one message.
 const BATCH: usize = 512;
 
 type Answer = Result<Response, Failure>;
+
+/// Renames what the filesystem cannot: another mount's, or a directory of an overlay's lower layers. A
+/// copy appears as a whole under the new name; then the old one goes.
+fn move_over(from: &Path, to: &Path) -> io::Result<()> {
+    let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+    let copy = to.with_file_name(format!(".{name}.moving-{}", std::process::id()));
+    tree_copy::copy(from, &copy).map_err(io::Error::other)?;
+    if let Err(error) = fs::rename(&copy, to) {
+        let _ = tree_remove::remove_all(&copy);
+        return Err(error);
+    }
+    tree_remove::remove_all(from)
+}
 
 /// Where a request's path leads.
 pub(crate) fn locate(guest: &Guest, path: &[u8]) -> Result<PathBuf, Failure> {
@@ -68,7 +81,13 @@ fn work(guest: &Guest, request: &FileRequest) -> Answer {
         FileRequest::Remove { path, recursive } => remove(&locate(guest, path)?, *recursive)?,
         FileRequest::Rename { from, to } => {
             let (from, to) = (locate(guest, from)?, locate(guest, to)?);
-            fs::rename(&from, &to).map_err(|error| {
+            let renamed = match fs::rename(&from, &to) {
+                Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                    move_over(&from, &to)
+                }
+                renamed => renamed,
+            };
+            renamed.map_err(|error| {
                 let verb = format!("rename {} to", from.display());
                 failed(&verb, &to, &error)
             })?;

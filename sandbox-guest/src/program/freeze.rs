@@ -91,10 +91,10 @@ fn others(guest: &Guest) -> io::Result<Vec<Entry>> {
         // 0 is the parent of those that entered from outside.
         vec![0]
     } else {
-        supervisors.iter().copied().collect()
+        supervisors.keys().copied().collect()
     };
     let mut found = tree::descendants(&entries, &roots);
-    found.retain(|e| e.is_alive() && e.pid != own && !supervisors.contains(&e.pid));
+    found.retain(|e| e.is_alive() && e.pid != own && !supervisors.contains_key(&e.pid));
     Ok(found)
 }
 

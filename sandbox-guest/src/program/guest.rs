@@ -1,7 +1,7 @@
 //! What all of the guest's tasks share.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -10,7 +10,7 @@ use std::{
 use sandbox_guest::{Failure, FailureKind, Setup};
 use tokio::sync::watch;
 
-use super::{freeze::Frozen, process::Table, sys::Pid, work::Pool};
+use super::{freeze::Frozen, process::Table, supervisor::Supervising, sys::Pid, work::Pool};
 
 /// The guest.
 pub(crate) struct Guest {
@@ -27,7 +27,7 @@ pub(crate) struct Guest {
     pub(crate) listen_path: Option<String>,
     pub(crate) table: Mutex<Table>,
     /// The children of the guest that it started and that are not reaped yet.
-    pub(crate) supervisors: Mutex<HashSet<Pid>>,
+    pub(crate) supervisors: Mutex<HashMap<Pid, Supervising>>,
     pub(crate) frozen: Mutex<Option<Frozen>>,
     pub(crate) deadlines: watch::Sender<Deadlines>,
     pub(crate) idle_limit: Option<Duration>,

@@ -138,7 +138,10 @@ fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
         loop {
             let read = |fd: &OwnedFd| sys::read_signal(fd.as_fd());
             match signals.async_io(Interest::READABLE, read).await? {
-                libc::SIGTERM => deadline::shut_down(&guest).await,
+                // From inside, where everybody could send it, it means nothing.
+                (libc::SIGTERM, sender) if sender == 0 || !guest.alone => {
+                    deadline::shut_down(&guest).await;
+                }
                 _ => reap(&guest),
             }
         }

@@ -1,6 +1,7 @@
 //! The program's commands. `init` is the guest itself; the others are small tools for the harness.
 
 mod attach;
+mod changes;
 mod connect;
 mod copy_data;
 mod deadline;
@@ -12,7 +13,9 @@ mod freeze;
 mod guest;
 mod harden;
 mod init;
+mod layers;
 mod log;
+mod merge;
 mod mounts;
 mod process;
 mod pump;
@@ -39,6 +42,8 @@ usage: sandbox-guest init --setup-fd N | --setup PATH
        sandbox-guest connect PATH
        sandbox-guest copy-tree SOURCE DESTINATION
        sandbox-guest remove-tree PATH
+       sandbox-guest merge-layers TARGET LAYER... [-- TARGET LAYER...]...
+       sandbox-guest changes {part|now|then|both|hidden|made|root-mode VALUE}...
        sandbox-guest --version";
 
 pub(crate) fn main() -> ExitCode {
@@ -51,6 +56,8 @@ pub(crate) fn main() -> ExitCode {
         [b"connect", _] => connect::main(Path::new(&arguments[1])),
         [b"copy-tree", _, _] => tree_copy::copy(Path::new(&arguments[1]), Path::new(&arguments[2])),
         [b"remove-tree", _] => tree_remove::remove(Path::new(&arguments[1])),
+        [b"merge-layers", ..] => merge::main(&arguments[1..]),
+        [b"changes", ..] => changes::main(&arguments[1..]),
         [b"--version"] => {
             let line = concat!("sandbox-guest ", env!("CARGO_PKG_VERSION"), "\n");
             std::io::stdout().write_all(line.as_bytes()).map_err(|error| error.to_string())

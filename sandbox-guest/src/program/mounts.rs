@@ -1,9 +1,11 @@
 //! The set-up's steps towards the filesystem that the sandbox sees.
 
 use std::{
+    collections::VecDeque,
+    ffi::OsString,
     fs, io,
     os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::Path,
+    path::{Component, Path, PathBuf},
 };
 
 use rustix::{
@@ -22,9 +24,168 @@ use super::{guest::errno_text, tree_remove};
 /// What `mount(2)` takes of options.
 const PAGE: usize = 4095;
 
+/// As many links as the kernel follows.
+const LINKS: usize = 40;
+
 /// Does all steps; the error says which failed on what.
 pub(crate) fn run(steps: &[MountStep]) -> Result<(), String> {
-    steps.iter().try_for_each(step)
+    let mut places = Places::new(steps);
+    steps.iter().try_for_each(|next| {
+        let mut next = next.clone();
+        places.settle(&mut next)?;
+        step(&next)
+    })
+}
+
+/// Where mounts really come to lie below the root-to-be. Its files are somebody else's: the links in it
+/// mean what they will mean once it is the root, and never something outside.
+struct Places {
+    root: Option<String>,
+    /// The directories that the set-up itself writes to: no link may lead there.
+    private: Vec<PathBuf>,
+    taken: Vec<Taken>,
+}
+
+/// Where something is mounted already.
+struct Taken {
+    name: String,
+    real: PathBuf,
+    linked: bool,
+}
+
+impl Places {
+    fn new(steps: &[MountStep]) -> Self {
+        let root = steps.iter().find_map(|step| match step {
+            MountStep::Pivot { root } => Some(root.clone()),
+            _ => None,
+        });
+        let private = steps.iter().filter_map(|step| match step {
+            MountStep::File { path, .. } => Path::new(path).parent().map(Path::to_owned),
+            _ => None,
+        });
+        Self { root, private: private.collect(), taken: Vec::new() }
+    }
+
+    /// Puts the real paths into a step.
+    fn settle(&mut self, step: &mut MountStep) -> Result<(), String> {
+        match step {
+            // What a sandbox relies on, and what tools name, is a directory of that name: a link could
+            // be replaced from inside.
+            MountStep::Overlay { target, .. }
+            | MountStep::Tmpfs { target, .. }
+            | MountStep::Devpts { target } => self.mount(target, false),
+            MountStep::Move { from, to } => {
+                let at_its_place = self.inside(to) == Some(from.as_str());
+                self.mount(to, !at_its_place)
+            }
+            MountStep::Bind { from, to, .. } => {
+                self.follow(from)?;
+                self.mount(to, true)
+            }
+            MountStep::Dir { path, .. } | MountStep::File { path, .. } => {
+                self.follow(path).map(drop)
+            }
+            MountStep::ReadOnly { target } => self.follow(target).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The path as it will be once the root is the root; `None` for what is not below it.
+    fn inside<'a>(&self, path: &'a str) -> Option<&'a str> {
+        path.strip_prefix(self.root.as_deref()?).filter(|rest| rest.starts_with('/'))
+    }
+
+    fn mount(&mut self, target: &mut String, links: bool) -> Result<(), String> {
+        if self.inside(target).is_none() {
+            return Ok(());
+        }
+        let literal = target.clone();
+        let linked = self.follow(target)?;
+        let name = self.inside(&literal).unwrap_or(&literal);
+        if linked && !links {
+            return Err(format!(
+                "the root has a symbolic link at {name} or on the way there, where a sandbox needs a \
+                 directory; give it a root with a directory of that name"
+            ));
+        }
+        let real = PathBuf::from(&*target);
+        let hidden = self
+            .taken
+            .iter()
+            .find(|other| (linked || other.linked) && other.real.starts_with(&real))
+            .map(|other| other.name.as_str())
+            .or_else(|| {
+                self.private.iter().any(|p| linked && real.starts_with(p)).then_some("/run")
+            });
+        if let Some(hidden) = hidden {
+            return Err(format!(
+                "a symbolic link in the root has {name} and {hidden} lie on each other; give it a root \
+                 without that link"
+            ));
+        }
+        let name = name.to_owned();
+        self.taken.push(Taken { name, real, linked });
+        Ok(())
+    }
+
+    /// Follows the links in a path below the root, and says whether there were any.
+    fn follow(&self, path: &mut String) -> Result<bool, String> {
+        let (Some(root), Some(inside)) = (self.root.as_deref(), self.inside(path)) else {
+            return Ok(false);
+        };
+        let failed = |why: &str| format!("find {inside} in the root: {why}");
+        let real = below(Path::new(root), Path::new(inside))
+            .map_err(|error| failed(&errno_text(&error)))?
+            .into_os_string()
+            .into_string()
+            .map_err(|_| failed("a link there is not UTF-8"))?;
+        let linked = real != *path;
+        *path = real;
+        Ok(linked)
+    }
+}
+
+/// Where a path leads to whose root is this one: `..` and absolute links end there. What does not exist
+/// is taken as it is named. For trees that nobody changes meanwhile.
+pub(crate) fn below(root: &Path, path: &Path) -> io::Result<PathBuf> {
+    let mut real = PathBuf::new();
+    let mut left: VecDeque<OsString> = names_in(path).collect();
+    let mut links = 0;
+    while let Some(name) = left.pop_front() {
+        if name == ".." {
+            real.pop();
+            continue;
+        }
+        let next = root.join(&real).join(&name);
+        match fs::read_link(&next) {
+            Ok(says) => {
+                links += 1;
+                if links > LINKS {
+                    return Err(io::Error::from_raw_os_error(libc::ELOOP));
+                }
+                if says.is_absolute() {
+                    real.clear();
+                }
+                for name in names_in(&says).rev() {
+                    left.push_front(name);
+                }
+            }
+            // No link, or nothing at all.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
+                real.push(name);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(root.join(real))
+}
+
+fn names_in(path: &Path) -> impl DoubleEndedIterator<Item = OsString> + '_ {
+    path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    })
 }
 
 fn step(step: &MountStep) -> Result<(), String> {
@@ -218,6 +379,52 @@ fn pivot(root: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_end_below_the_root() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("real/etc")).unwrap();
+        symlink("/real/etc", root.join("etc")).unwrap();
+        symlink("../../../..", root.join("up")).unwrap();
+        symlink("../run/x/stub", root.join("real/etc/resolv.conf")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        for (path, leads_to) in [
+            ("/etc/hosts", "real/etc/hosts"),
+            ("/etc/resolv.conf", "real/run/x/stub"),
+            ("/up/up/new", "new"),
+            ("/not/there", "not/there"),
+        ] {
+            assert_eq!(below(&root, Path::new(path)).unwrap(), root.join(leads_to), "{path}");
+        }
+        assert!(below(&root, Path::new("/loop")).is_err());
+    }
+
+    #[test]
+    fn what_a_sandbox_relies_on_is_no_link_and_nothing_is_hidden() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_str().unwrap().to_owned();
+        symlink("/workspace", dir.path().join("run")).unwrap();
+        symlink("/opt/a", dir.path().join("b")).unwrap();
+        let inside = |path: &str| format!("{root}{path}");
+        let pivot = MountStep::Pivot { root: root.clone() };
+        let mut places = Places::new(&[pivot]);
+        let mut run = MountStep::Tmpfs { target: inside("/run"), mode: 0o755, size: None };
+        assert!(places.settle(&mut run).unwrap_err().contains("link at /run"));
+        let mount = |to: &str| MountStep::Move { from: "/.sbx/m/0".into(), to: inside(to) };
+        places.settle(&mut mount("/opt/a/deep")).unwrap();
+        let mut free = mount("/b/else");
+        places.settle(&mut free).unwrap();
+        assert_eq!(free, mount("/opt/a/else"));
+        assert!(
+            places
+                .settle(&mut mount("/b"))
+                .unwrap_err()
+                .contains("has /b and /opt/a/deep lie on each other")
+        );
+    }
 
     #[test]
     fn option_characters_in_names_are_escaped() {

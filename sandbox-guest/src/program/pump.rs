@@ -61,6 +61,9 @@ pub(crate) async fn run(guest: Arc<Guest>, process: Arc<Process>, ends: Ends, st
         None => {
             let message = "its supervisor was killed before it began";
             let kind = sandbox_guest::FailureKind::System;
+            // By what it had started already, perhaps.
+            let _ = tree::kill(&guest, &process).await;
+            let _ = tree::kill_orphans_of(&guest, process.supervisor).await;
             return refuse(&guest, &process, failure(kind, message));
         }
     }
@@ -125,9 +128,6 @@ impl Pump {
 
     /// Moves bytes until the process has ended, and no kill of its tree is under way.
     async fn until_end(&mut self) {
-        if self.buffer.is_empty() && self.ended.is_none() {
-            self.buffer = vec![0; CHUNK];
-        }
         loop {
             let (out_room, err_room, killing) = {
                 let state = self.process.state();
@@ -177,6 +177,8 @@ impl Pump {
 
     /// Reads once from a channel, if the runtime thinks that something is there.
     fn take(&mut self, err: bool, most: usize) {
+        // Many processes say nothing.
+        self.buffer.resize(CHUNK, 0);
         let Some(fd) = (if err { &self.stderr } else { &self.stdout }) else { return };
         let count = fd.try_io(Interest::READABLE, |fd| read_some(fd, &mut self.buffer[..most]));
         self.took(err, &count);

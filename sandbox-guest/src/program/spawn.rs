@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     ffi::CString,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use rustix::{
@@ -64,17 +64,18 @@ pub(crate) fn spawn(guest: &Guest, start: &Start) -> Result<(Pid, Ends), Failure
         argv: StringArray::new(argv),
         envp: StringArray::new(envp),
         cwd: c_string(&working_directory(guest, start), "the working directory")?,
-        stdin,
-        stdout,
-        stderr,
+        stdin: stdin.as_raw_fd(),
+        stdout: stdout.as_raw_fd(),
+        stderr: stderr.as_raw_fd(),
         terminal: start.pty.is_some(),
         limits: limits(guest, start),
         user,
-        status: status_there,
+        status: status_there.as_raw_fd(),
     };
     let mut supervisors = lock(&guest.supervisors);
-    let pid = supervisor::start(&plan).map_err(|error| system("cannot start a process", &error))?;
-    supervisors.insert(pid);
+    let (pid, supervising) =
+        supervisor::start(plan).map_err(|error| system("cannot start a process", &error))?;
+    supervisors.insert(pid, supervising);
     Ok((pid, ends))
 }
 

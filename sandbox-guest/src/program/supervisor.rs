@@ -1,18 +1,19 @@
-//! The parent of one command: a fork of the guest that adopts and reaps whatever the command leaves.
+//! The parent of one command: a companion of the guest that adopts and reaps whatever the command leaves.
 //!
 //! It makes the command's tree a subtree of the process table, whatever session or parent its members
 //! choose. It tells the guest of the start and of the end through a pipe, and lives until it has no
-//! children. Its code runs after a fork: system calls only, no memory is allocated.
+//! children. Its code runs beside the guest in the guest's memory: system calls only, nothing is
+//! allocated, locked or dropped.
 
 use std::{
     ffi::{CString, c_int},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::RawFd,
 };
 
 use rustix::{process, stdio};
 
 use super::{
-    sys::{self, Pid, Resource, StringArray},
+    sys::{self, Companion, Pid, Resource, Running, Stack, StringArray, borrow},
     users::User,
 };
 
@@ -23,14 +24,15 @@ pub(crate) struct Plan {
     pub(crate) argv: StringArray,
     pub(crate) envp: StringArray,
     pub(crate) cwd: CString,
-    pub(crate) stdin: OwnedFd,
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
+    /// By number: the guest closes its own at once, the supervisor's table is another.
+    pub(crate) stdin: RawFd,
+    pub(crate) stdout: RawFd,
+    pub(crate) stderr: RawFd,
     /// Whether the three are a terminal, to be the command's own.
     pub(crate) terminal: bool,
     pub(crate) limits: Vec<Limit>,
     pub(crate) user: Option<User>,
-    pub(crate) status: OwnedFd,
+    pub(crate) status: RawFd,
 }
 
 /// One resource limit.
@@ -125,22 +127,47 @@ impl Ended {
     }
 }
 
-/// Forks a supervisor for the plan.
-pub(crate) fn start(plan: &Plan) -> std::io::Result<Pid> {
-    let mut stack = vec![0; sys::VFORK_STACK];
-    sys::fork(|| supervise(plan, &mut stack))
+/// A supervisor, and what it needs as long as it runs.
+pub(crate) struct Supervisor {
+    plan: Plan,
+    stack: Stack,
 }
 
-fn supervise(plan: &Plan, stack: &mut [u8]) -> c_int {
+/// A supervisor that runs; to be kept until it is reaped.
+pub(crate) type Supervising = Running<Supervisor>;
+
+/// Starts a supervisor for the plan.
+pub(crate) fn start(plan: Plan) -> std::io::Result<(Pid, Supervising)> {
+    sys::companion(Supervisor { plan, stack: Stack::new() })
+}
+
+impl Companion for Supervisor {
+    fn run(&mut self) -> c_int {
+        supervise(&self.plan, &mut self.stack)
+    }
+}
+
+/// The command before it is one.
+struct Command<'a> {
+    plan: &'a Plan,
+    failed: (Stage, c_int),
+}
+
+impl Companion for Command<'_> {
+    fn run(&mut self) -> c_int {
+        self.failed = become_command(self.plan);
+        127
+    }
+}
+
+fn supervise(plan: &Plan, stack: &mut Stack) -> c_int {
     // The argument only says "on".
     let _ = process::set_child_subreaper(Some(process::getpid()));
     let _ = rustix::thread::set_name(c"supervisor");
 
-    let mut failed = (Stage::Started, 0);
-    let child = sys::vfork(stack, &mut || {
-        failed = become_command(plan);
-        127
-    });
+    let mut command = Command { plan, failed: (Stage::Started, 0) };
+    let child = sys::vfork(stack, &mut command);
+    let failed = command.failed;
     let begun = match child {
         Ok(pid) => Begun { stage: failed.0, errno: failed.1, pid },
         Err(error) => {
@@ -149,7 +176,7 @@ fn supervise(plan: &Plan, stack: &mut [u8]) -> c_int {
         }
     };
     // Of the guest's descriptors only the status pipe stays: others are ends of other commands' pipes.
-    let status = plan.status.as_fd();
+    let status = borrow(plan.status);
     if stdio::dup2_stdin(status).is_err() {
         return 1;
     }
@@ -177,9 +204,9 @@ fn become_command(plan: &Plan) -> (Stage, c_int) {
     if let Err(error) = process::setsid() {
         return (Stage::Stdio, errno(error));
     }
-    let stdio = stdio::dup2_stdin(&plan.stdin)
-        .and_then(|()| stdio::dup2_stdout(&plan.stdout))
-        .and_then(|()| stdio::dup2_stderr(&plan.stderr));
+    let stdio = stdio::dup2_stdin(borrow(plan.stdin))
+        .and_then(|()| stdio::dup2_stdout(borrow(plan.stdout)))
+        .and_then(|()| stdio::dup2_stderr(borrow(plan.stderr)));
     if let Err(error) = stdio {
         return (Stage::Stdio, errno(error));
     }

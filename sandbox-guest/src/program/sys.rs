@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{CStr, CString, c_char, c_int, c_ulong, c_void},
+    ffi::{CStr, CString, c_char, c_int, c_void},
     io,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
@@ -34,25 +34,190 @@ unsafe impl Sync for StringArray {}
 
 /// Replaces the program; returns only with the error.
 pub(crate) fn execve(path: &CStr, argv: &StringArray, envp: &StringArray) -> c_int {
+    let (argv, envp) = (argv.pointers.as_ptr() as usize, envp.pointers.as_ptr() as usize);
     // SAFETY: the path and all strings are NUL-terminated, and both arrays end with a null pointer.
-    unsafe { libc::execve(path.as_ptr(), argv.pointers.as_ptr(), envp.pointers.as_ptr()) };
-    errno()
+    let failed = unsafe { raw(libc::SYS_execve, [path.as_ptr() as usize, argv, envp, 0, 0]) };
+    failed.err().unwrap_or(libc::EIO)
 }
 
 /// The last error's number.
-pub(crate) fn errno() -> c_int {
+#[cfg(not(target_arch = "x86_64"))]
+fn errno() -> c_int {
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// A bare system call, without the C library: it touches no memory but its arguments', and so not the
+/// last error's number, which what shares this process's memory shares too.
+///
+/// # Safety
+///
+/// As the system call says.
+#[cfg(target_arch = "x86_64")]
+unsafe fn raw(number: libc::c_long, arguments: [usize; 5]) -> Result<usize, c_int> {
+    let [one, two, three, four, five] = arguments;
+    let result: isize;
+    // SAFETY: the convention of x86-64 Linux; the caller answers for the rest.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") one, in("rsi") two, in("rdx") three, in("r10") four, in("r8") five,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if result < 0 { Err(-result as c_int) } else { Ok(result as usize) }
+}
+
+/// A system call; see the other one. Here nothing shares this process's memory.
+///
+/// # Safety
+///
+/// As the system call says.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn raw(number: libc::c_long, arguments: [usize; 5]) -> Result<usize, c_int> {
+    let [one, two, three, four, five] = arguments;
+    // SAFETY: the caller answers for it.
+    let result = unsafe { libc::syscall(number, one, two, three, four, five) };
+    if result == -1 { Err(errno()) } else { Ok(result as usize) }
+}
+
+/// What a companion runs. It keeps to system calls: it neither allocates nor locks nor panics.
+pub(crate) trait Companion: Send {
+    /// Its exit code.
+    fn run(&mut self) -> c_int;
+}
+
+/// A process that runs beside this one, and what it needs as long as it runs: not to be dropped before
+/// it is reaped.
+pub(crate) struct Running<C> {
+    _what: Box<C>,
+    _stack: Stack,
+}
+
+/// Starts a companion: a process with descriptors of its own, and this one's memory.
+///
+/// A fork would copy this process's page tables and take a fault for each page that either changes
+/// later: for a short command that is more than all the rest that is done here.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn companion<C: Companion>(what: C) -> io::Result<(Pid, Running<C>)> {
+    let mut what = Box::new(what);
+    let mut stack = Stack::new();
+    let flags = libc::CLONE_VM | libc::SIGCHLD;
+    // SAFETY: what it runs and its stack stay where they are until it is reaped, and nobody else looks
+    // at either; it keeps to system calls that touch nothing else.
+    let pid = unsafe { clone(flags, &mut stack, enter::<C>, ptr::from_mut(&mut *what).cast()) };
+    let pid = pid.map_err(io::Error::from_raw_os_error)?;
+    Ok((pid, Running { _what: what, _stack: stack }))
+}
+
+/// Starts a companion; see the other one. Here it has a copy of this process's memory.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn companion<C: Companion>(what: C) -> io::Result<(Pid, Running<C>)> {
+    let mut what = Box::new(what);
+    let pid = fork(|| what.run())?;
+    Ok((pid, Running { _what: what, _stack: Stack::new() }))
+}
+
+extern "C" fn enter<C: Companion>(what: *mut c_void) -> c_int {
+    // SAFETY: the pointer is to the companion that was given to `clone`, which only this process uses.
+    let what = unsafe { &mut *what.cast::<C>() };
+    what.run()
+}
+
+/// The stack of a process that shares this one's memory.
+pub(crate) struct Stack(Vec<std::mem::MaybeUninit<u128>>);
+
+impl Stack {
+    const SIZE: usize = 32 * 1024;
+
+    pub(crate) fn new() -> Self {
+        let mut stack = Vec::new();
+        stack.reserve_exact(Self::SIZE / size_of::<u128>());
+        Self(stack)
+    }
+
+    fn top(&mut self) -> *mut u128 {
+        self.0.spare_capacity_mut().as_mut_ptr_range().end.cast()
+    }
+}
+
+/// Starts a process at a function, on a stack.
+///
+/// # Safety
+///
+/// With `CLONE_VM`: function, argument and stack must be left alone until the process has ended or
+/// executed another program.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone(
+    flags: c_int,
+    stack: &mut Stack,
+    function: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Result<Pid, c_int> {
+    let result: isize;
+    // SAFETY: the two words are written below the top of a stack that is larger. The child takes them
+    // off, so that it calls the function with the alignment that the convention asks for, and never
+    // returns from here; the parent sees an ordinary system call.
+    unsafe {
+        let top = stack.top().cast::<usize>().sub(2);
+        top.write(argument as usize);
+        top.add(1).write(function as usize);
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "pop rdi",
+            "pop rax",
+            "call rax",
+            "mov edi, eax",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "2:",
+            exit = const libc::SYS_exit_group,
+            inlateout("rax") libc::SYS_clone as isize => result,
+            in("rdi") flags as usize, in("rsi") top, in("rdx") 0, in("r10") 0, in("r8") 0,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    if result < 0 { Err(-result as c_int) } else { Ok(result as Pid) }
+}
+
+/// Starts a process; see the other one.
+///
+/// # Safety
+///
+/// As the other one's.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn clone(
+    flags: c_int,
+    stack: &mut Stack,
+    function: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Result<Pid, c_int> {
+    // SAFETY: the caller answers for it.
+    let pid = unsafe { libc::clone(function, stack.top().cast(), flags, argument) };
+    if pid == -1 { Err(errno()) } else { Ok(pid) }
+}
+
+/// A descriptor by its number, which the caller knows to be open.
+pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: the numbers come from a plan whose descriptors this process got with its start.
+    unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
 /// Forks; the child runs `child` and nothing else.
 ///
 /// Other threads may exist, so `child` must neither allocate nor lock: system calls only.
-pub(crate) fn fork(child: impl FnOnce() -> c_int) -> io::Result<Pid> {
+#[cfg(not(target_arch = "x86_64"))]
+fn fork(child: impl FnOnce() -> c_int) -> io::Result<Pid> {
     // The bare call, without the C library's fork handlers: they take locks and time, and the child
     // needs nothing that they restore.
     // SAFETY: with no stack and no flags but the exit signal this is fork(2); the child keeps to
     // system calls on its own copy of the memory, and never returns from here.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD as c_ulong, 0, 0, 0, 0) };
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -65,48 +230,42 @@ pub(crate) fn fork(child: impl FnOnce() -> c_int) -> io::Result<Pid> {
 
 /// Ends this process without running anything more of it.
 pub(crate) fn exit_now(code: c_int) -> ! {
-    // SAFETY: always safe; it does not return.
-    unsafe { libc::_exit(code) }
+    loop {
+        // SAFETY: always safe; it does not return.
+        let _ = unsafe { raw(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0]) };
+    }
 }
 
-/// How much stack the child of [`vfork`] gets.
-pub(crate) const VFORK_STACK: usize = 64 * 1024;
-
 /// Starts a child that shares this process's memory, which waits until the child has executed a
-/// program or exited. The child runs `child`, and exits with what it returns.
-pub(crate) fn vfork<F: FnMut() -> c_int>(stack: &mut [u8], child: &mut F) -> io::Result<Pid> {
-    extern "C" fn run<F: FnMut() -> c_int>(child: *mut c_void) -> c_int {
-        // SAFETY: the pointer is the `child` below; its owner is suspended while this runs.
-        let child = unsafe { &mut *child.cast::<F>() };
-        child()
-    }
-    let top = stack.as_mut_ptr_range().end;
-    let top = top.wrapping_sub(top as usize % 16);
+/// program or exited.
+pub(crate) fn vfork<C: Companion>(stack: &mut Stack, child: &mut C) -> io::Result<Pid> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the child has a stack of its own that outlives it, since CLONE_VFORK suspends this
-    // (single-threaded) process until the child no longer uses the shared memory.
-    let pid = unsafe { libc::clone(run::<F>, top.cast(), flags, ptr::from_mut(child).cast()) };
-    if pid == -1 { Err(io::Error::last_os_error()) } else { Ok(pid) }
+    // SAFETY: the child and its stack outlive it, since CLONE_VFORK suspends this (single-threaded)
+    // process until the child no longer uses the shared memory.
+    let pid = unsafe { clone(flags, stack, enter::<C>, ptr::from_mut(child).cast()) };
+    pid.map_err(io::Error::from_raw_os_error)
 }
 
 /// Closes all descriptors from `first` on.
 pub(crate) fn close_from(first: RawFd) {
     // SAFETY: the callers own no descriptor there that is used afterwards.
-    let done = unsafe { libc::syscall(libc::SYS_close_range, first, c_int::MAX, 0) };
-    if done == -1 {
+    let range = [first as usize, c_int::MAX as usize, 0, 0, 0];
+    // SAFETY: as above.
+    if unsafe { raw(libc::SYS_close_range, range) }.is_err() {
         // A kernel before 5.9.
-        for fd in first..4096 {
+        for fd in first as usize..4096 {
             // SAFETY: as above.
-            unsafe { libc::close(fd) };
+            let _ = unsafe { raw(libc::SYS_close, [fd, 0, 0, 0, 0]) };
         }
     }
 }
 
 /// Has all descriptors from `first` on closed by the next exec.
 pub(crate) fn close_on_exec_from(first: RawFd) {
-    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    const CLOSE_RANGE_CLOEXEC: usize = 4;
+    let range = [first as usize, c_int::MAX as usize, CLOSE_RANGE_CLOEXEC, 0, 0];
     // SAFETY: only sets flags on descriptors.
-    unsafe { libc::syscall(libc::SYS_close_range, first, c_int::MAX, CLOSE_RANGE_CLOEXEC) };
+    let _ = unsafe { raw(libc::SYS_close_range, range) };
 }
 
 /// Takes over an inherited descriptor, if it is open.
@@ -144,7 +303,10 @@ fn default_dispositions() {
 
 /// Lets every signal through again. Safe after a fork.
 pub(crate) fn unblock_signals() {
-    set_mask(libc::SIG_SETMASK, false);
+    let none = 0_u64;
+    let mask = [libc::SIG_SETMASK as usize, ptr::from_ref(&none) as usize, 0, 8, 0];
+    // SAFETY: reads the kernel's kind of set, which has 64 bits.
+    let _ = unsafe { raw(libc::SYS_rt_sigprocmask, mask) };
 }
 
 fn set_mask(how: c_int, all: bool) {
@@ -189,14 +351,17 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
     watched.map_err(io::Error::from)
 }
 
-/// Reads one signal's number; `WouldBlock` when there is none.
-pub(crate) fn read_signal(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+/// Reads one signal, and who sent it: 0 for somebody outside the process id namespace. `WouldBlock` when
+/// there is none.
+pub(crate) fn read_signal(fd: BorrowedFd<'_>) -> io::Result<(c_int, u32)> {
     let mut info = [0_u8; size_of::<libc::signalfd_siginfo>()];
     let size = rustix::io::read(fd, &mut info[..])?;
-    if size < 4 {
+    if size < 16 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(c_int::from_ne_bytes([info[0], info[1], info[2], info[3]]))
+    let word = |at: usize| [info[at], info[at + 1], info[at + 2], info[at + 3]];
+    // `ssi_signo` and `ssi_pid`.
+    Ok((c_int::from_ne_bytes(word(0)), u32::from_ne_bytes(word(12))))
 }
 
 /// A child that has ended.
@@ -209,21 +374,22 @@ pub(crate) struct Waited {
 
 /// Waits for any child; `None` if `block` is false and none has ended. Safe after a fork.
 pub(crate) fn wait_any(block: bool) -> io::Result<Option<Waited>> {
-    let mut status = 0;
+    let mut status: c_int = 0;
     // SAFETY: plain data, for which zeroes are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let options = if block { libc::__WALL } else { libc::WNOHANG | libc::__WALL };
+    let (to, used) = (ptr::from_mut(&mut status), ptr::from_mut(&mut usage));
+    let wait = [-1_isize as usize, to as usize, options as usize, used as usize, 0];
     loop {
         // SAFETY: both pointers are to locals of the right type.
-        let pid = unsafe { libc::wait4(-1, &mut status, options, &mut usage) };
-        match pid {
-            -1 if errno() == libc::EINTR => {}
-            -1 => return Err(io::Error::last_os_error()),
-            0 => return Ok(None),
-            pid => {
+        match unsafe { raw(libc::SYS_wait4, wait) } {
+            Err(libc::EINTR) => {}
+            Err(error) => return Err(io::Error::from_raw_os_error(error)),
+            Ok(0) => return Ok(None),
+            Ok(pid) => {
                 let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
                 return Ok(Some(Waited {
-                    pid,
+                    pid: pid as Pid,
                     status,
                     cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
                     max_memory: usage.ru_maxrss as u64 * 1024,
@@ -267,9 +433,9 @@ pub(crate) type Resource = c_int;
 /// `setrlimit(2)`. Safe after a fork.
 pub(crate) fn set_limit(resource: Resource, soft: u64, hard: u64) -> Result<(), c_int> {
     let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: reads a local of the right type.
-    let done = unsafe { libc::setrlimit(resource, &limit) };
-    if done == -1 { Err(errno()) } else { Ok(()) }
+    let new = ptr::from_ref(&limit) as usize;
+    // SAFETY: reads a local, which is what the kernel calls rlimit64 on 64-bit machines.
+    unsafe { raw(libc::SYS_prlimit64, [0, resource as usize, new, 0, 0]) }.map(drop)
 }
 
 /// The soft and the hard limit.
@@ -283,13 +449,14 @@ pub(crate) fn limit(resource: Resource) -> (u64, u64) {
 /// Becomes another user, for good. Safe after a fork.
 pub(crate) fn become_user(uid: u32, gid: u32, groups: &[u32]) -> Result<(), c_int> {
     // The bare calls: the C library's would reach for other threads.
+    let (uid, gid) = (uid as usize, gid as usize);
+    let list = [groups.len(), groups.as_ptr() as usize, 0, 0, 0];
     // SAFETY: the group list is valid for its length; the others are plain numbers.
-    let done = unsafe {
-        libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) == 0
-            && libc::syscall(libc::SYS_setresgid, gid, gid, gid) == 0
-            && libc::syscall(libc::SYS_setresuid, uid, uid, uid) == 0
-    };
-    if done { Ok(()) } else { Err(errno()) }
+    unsafe {
+        raw(libc::SYS_setgroups, list)?;
+        raw(libc::SYS_setresgid, [gid, gid, gid, 0, 0])?;
+        raw(libc::SYS_setresuid, [uid, uid, uid, 0, 0]).map(drop)
+    }
 }
 
 /// Empties the bounding set as far as that is allowed, the ambient set, and the other three.

@@ -164,7 +164,7 @@ pub(crate) async fn kill_because(
 
 /// Kills all that any supervisor started.
 pub(crate) async fn kill_all(guest: &Guest) {
-    let supervisors: Vec<Pid> = lock(&guest.supervisors).iter().copied().collect();
+    let supervisors: Vec<Pid> = lock(&guest.supervisors).keys().copied().collect();
     for supervisor in supervisors {
         let _ = kill_target(guest, Target::Supervised(supervisor)).await;
     }
@@ -174,7 +174,7 @@ pub(crate) async fn kill_all(guest: &Guest) {
 /// Kills what a killed supervisor left to the guest, once it is gone: only then is it the guest's.
 pub(crate) async fn kill_orphans_of(guest: &Guest, supervisor: Pid) -> io::Result<()> {
     let begin = Instant::now();
-    while lock(&guest.supervisors).contains(&supervisor) && begin.elapsed() < PATIENCE {
+    while lock(&guest.supervisors).contains_key(&supervisor) && begin.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     kill_strays(guest).await
@@ -190,13 +190,15 @@ fn members(guest: &Guest, target: Target) -> io::Result<Vec<Entry>> {
     let supervisors = lock(&guest.supervisors);
     let own = std::process::id() as Pid;
     let found = match target {
-        Target::Supervised(root) if supervisors.contains(&root) => descendants(&entries, &[root]),
+        Target::Supervised(root) if supervisors.contains_key(&root) => {
+            descendants(&entries, &[root])
+        }
         // Reaped: its number may be another's by now.
         Target::Supervised(_) => Vec::new(),
         Target::Strays => {
             let strays: Vec<Entry> = entries
                 .iter()
-                .filter(|entry| entry.parent == own && !supervisors.contains(&entry.pid))
+                .filter(|entry| entry.parent == own && !supervisors.contains_key(&entry.pid))
                 .copied()
                 .collect();
             let roots: Vec<Pid> = strays.iter().map(|entry| entry.pid).collect();
@@ -238,7 +240,7 @@ async fn kill_target(guest: &Guest, target: Target) -> io::Result<()> {
             killed.extend(found.iter().map(|entry| (entry.pid, entry.start)));
         }
         if let Target::Supervised(supervisor) = target
-            && lock(&guest.supervisors).contains(&supervisor)
+            && lock(&guest.supervisors).contains_key(&supervisor)
         {
             // It may have been stopped by one of those it has to reap.
             let _ = sys::kill(supervisor, libc::SIGCONT);

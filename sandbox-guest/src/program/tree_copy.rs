@@ -23,21 +23,27 @@ use rustix::{
 
 use super::{copy_data::copy_data, guest::errno_text, tree_remove};
 
+/// A directory, and the one that becomes its copy.
+pub(crate) struct Pair {
+    pub(crate) source: OwnedFd,
+    pub(crate) target: OwnedFd,
+}
+
 struct Level {
-    source: OwnedFd,
-    target: OwnedFd,
+    at: Pair,
     entries: Dir,
     stat: Stat,
     /// How long the path was above this level.
     above: usize,
 }
 
-struct Copy {
+/// A copy that is being made.
+pub(crate) struct Copy {
     root: OwnedFd,
     /// Where a file with several links was copied to first.
     links: HashMap<(u64, u64), CString>,
-    /// Of the current directory, from the root.
-    path: Vec<u8>,
+    /// Of the current entry, from the root.
+    pub(crate) path: Vec<u8>,
 }
 
 /// Copies a tree to a place where nothing is yet; what is half done is removed.
@@ -56,7 +62,7 @@ pub(crate) fn copy(source: &Path, target: &Path) -> Result<(), String> {
 }
 
 /// Two descriptors are open for each level of the tree.
-fn raise_file_limit() {
+pub(crate) fn raise_file_limit() {
     let (_, hard) = super::sys::limit(libc::RLIMIT_NOFILE);
     let _ = super::sys::set_limit(libc::RLIMIT_NOFILE, hard, hard);
 }
@@ -67,15 +73,15 @@ fn copy_tree(source: &Path, target: &Path, failed: &mut Vec<u8>) -> io::Result<(
     let stat = statat(CWD, &source, AtFlags::SYMLINK_NOFOLLOW)?;
     let from = open_source(CWD, &source, &stat, OFlags::DIRECTORY)?;
     let root = openat(CWD, &target, directory_flags(), Mode::empty())?;
-    let mut copy = Copy { root: root.try_clone()?, links: HashMap::new(), path: Vec::new() };
-    let mut levels = vec![Level::new(from, root, stat, 0)?];
+    let mut copy = Copy::to(&root)?;
+    let mut levels = vec![Level::new(Pair { source: from, target: root }, stat, 0)?];
     while let Some(level) = levels.last_mut() {
         let entry = match level.entries.read() {
             Some(entry) => entry?,
             None => {
                 let Some(done) = levels.pop() else { break };
                 // Last, since every new entry changed the time.
-                settle(done.source.as_fd(), done.target.as_fd(), &done.stat)?;
+                settle(&done.at.source, &done.at.target, &done.stat)?;
                 copy.path.truncate(done.above);
                 continue;
             }
@@ -84,15 +90,9 @@ fn copy_tree(source: &Path, target: &Path, failed: &mut Vec<u8>) -> io::Result<(
         if name == c"." || name == c".." {
             continue;
         }
-        let above = copy.path.len();
-        if above > 0 {
-            copy.path.push(b'/');
-        }
-        copy.path.extend_from_slice(name.to_bytes());
-        match copy.entry(level, name) {
-            Ok(Some((source, target, stat))) => {
-                levels.push(Level::new(source, target, stat, above)?);
-            }
+        let above = copy.descend(name);
+        match copy.entry(&level.at, name) {
+            Ok(Some((pair, stat))) => levels.push(Level::new(pair, stat, above)?),
             Ok(None) => copy.path.truncate(above),
             Err(error) => {
                 *failed = copy.path;
@@ -104,26 +104,36 @@ fn copy_tree(source: &Path, target: &Path, failed: &mut Vec<u8>) -> io::Result<(
 }
 
 impl Level {
-    fn new(source: OwnedFd, target: OwnedFd, stat: Stat, above: usize) -> io::Result<Self> {
-        let entries = Dir::read_from(&source)?;
-        Ok(Self { source, target, entries, stat, above })
+    fn new(at: Pair, stat: Stat, above: usize) -> io::Result<Self> {
+        let entries = Dir::read_from(&at.source)?;
+        Ok(Self { at, entries, stat, above })
     }
 }
 
 impl Copy {
+    pub(crate) fn to(root: &OwnedFd) -> io::Result<Self> {
+        Ok(Self { root: root.try_clone()?, links: HashMap::new(), path: Vec::new() })
+    }
+
+    /// Adds a name to the path, and returns how long that was.
+    pub(crate) fn descend(&mut self, name: &CStr) -> usize {
+        let above = self.path.len();
+        if above > 0 {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name.to_bytes());
+        above
+    }
+
     /// Copies one entry; a directory is made, to be gone into next.
-    fn entry(
-        &mut self,
-        level: &Level,
-        name: &CStr,
-    ) -> io::Result<Option<(OwnedFd, OwnedFd, Stat)>> {
+    pub(crate) fn entry(&mut self, level: &Pair, name: &CStr) -> io::Result<Option<(Pair, Stat)>> {
         let stat = statat(&level.source, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Directory {
             let source = open_source(level.source.as_fd(), name, &stat, OFlags::DIRECTORY)?;
             mkdirat(&level.target, name, Mode::RWXU)?;
             let target = openat(&level.target, name, directory_flags(), Mode::empty())?;
-            return Ok(Some((source, target, stat)));
+            return Ok(Some((Pair { source, target }, stat)));
         }
         let file = (stat.st_dev, stat.st_ino);
         if stat.st_nlink > 1 {
@@ -157,7 +167,7 @@ impl Copy {
     }
 }
 
-fn directory_flags() -> OFlags {
+pub(crate) fn directory_flags() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
 
@@ -187,7 +197,7 @@ fn open_source(
     }
 }
 
-fn copy_file(level: &Level, name: &CStr, stat: &Stat) -> io::Result<()> {
+fn copy_file(level: &Pair, name: &CStr, stat: &Stat) -> io::Result<()> {
     let source = open_source(level.source.as_fd(), name, stat, OFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let target = openat(&level.target, name, flags, Mode::RUSR | Mode::WUSR)?;
@@ -196,7 +206,7 @@ fn copy_file(level: &Level, name: &CStr, stat: &Stat) -> io::Result<()> {
 }
 
 /// Gives an open file or directory the owner, attributes, mode and times of its source.
-fn settle(source: impl AsFd, target: impl AsFd, stat: &Stat) -> io::Result<()> {
+pub(crate) fn settle(source: impl AsFd, target: impl AsFd, stat: &Stat) -> io::Result<()> {
     let mode = Mode::from_raw_mode(stat.st_mode);
     if Mode::from_raw_mode(fstat(&source)?.st_mode) != mode {
         // It was opened up to be read.
@@ -210,7 +220,7 @@ fn settle(source: impl AsFd, target: impl AsFd, stat: &Stat) -> io::Result<()> {
 }
 
 /// As [`settle`], for what cannot be opened. None of it can have `user.*` attributes.
-fn settle_at(level: &Level, name: &CStr, stat: &Stat) -> io::Result<()> {
+fn settle_at(level: &Pair, name: &CStr, stat: &Stat) -> io::Result<()> {
     let here = AtFlags::SYMLINK_NOFOLLOW;
     let owner = (Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)));
     permitted(chownat(&level.target, name, owner.0, owner.1, here))?;

@@ -1,5 +1,6 @@
 //! The cases, by what they are about.
 
+mod changes;
 mod ends;
 mod events;
 mod files;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Case> {
         terminal::CASES,
         load::CASES,
         files::CASES,
+        changes::CASES,
         limits::CASES,
         network::CASES,
         safety::CASES,

@@ -26,8 +26,6 @@ use tokio::sync::Notify;
 /// What to do at a step.
 #[derive(Debug)]
 pub(crate) enum Plan {
-    /// Nothing.
-    Pass,
     /// Write its name into this file.
     Record(PathBuf),
     /// At the one of this name, end this process.
@@ -99,7 +97,6 @@ impl Steps {
     fn look(&self, step: &str) -> bool {
         let Some(name) = self.name(step) else { return false };
         match &self.plan {
-            Plan::Pass => {}
             Plan::Record(path) => {
                 let file = OpenOptions::new().create(true).append(true).open(path);
                 let written = file.and_then(|mut file| writeln!(file, "{name}"));
@@ -237,6 +234,14 @@ impl SandboxBackend for SteppedBackend {
 
     async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()> {
         self.steps.throughout("delete_snapshot", self.inner.delete_snapshot(snapshot)).await
+    }
+
+    async fn changes(
+        &self,
+        instance: &Instance,
+        since: Option<&SnapshotData>,
+    ) -> Result<Vec<sandbox_core::Change>> {
+        self.inner.changes(instance, since).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

@@ -1,0 +1,229 @@
+//! What a sandbox changed, lineages without end, and roots of somebody else's, on the real bwrap.
+#![cfg(target_os = "linux")]
+
+#[allow(dead_code, reason = "the tests share more than each of them needs")]
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use sandbox_core::{ChangeKind, CreateSandbox, Instance, Root, SandboxBackend, SnapshotData};
+use support::{Place, as_everybody};
+
+/// The changes, sorted, each with a letter.
+async fn changes(place: &Place, instance: &Instance, since: Option<&SnapshotData>) -> Vec<String> {
+    let mut changes = place.backend.changes(instance, since).await.unwrap();
+    changes.sort();
+    let line = |change: &sandbox_core::Change| {
+        let letter = match change.kind {
+            ChangeKind::Added => 'A',
+            ChangeKind::Modified => 'M',
+            ChangeKind::Deleted => 'D',
+        };
+        format!("{letter} {}", change.path.display())
+    };
+    changes.iter().map(line).collect()
+}
+
+#[test]
+fn changes_are_told_in_the_whole_filesystem() {
+    as_everybody("changes_are_told_in_the_whole_filesystem", async |place| {
+        let (source, tool) = (place.dir.join("src"), place.dir.join("tool"));
+        fs::create_dir_all(source.join("sub")).unwrap();
+        fs::write(source.join("sub/file"), "x").unwrap();
+        fs::set_permissions(&source, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::create_dir(&tool).unwrap();
+        let spec = CreateSandbox::new()
+            .workspace(&source)
+            .mount_read_write(&tool, "/opt/a/tool")
+            .mount_read_only(&tool, "/workspace/made/tool");
+        let (instance, request) = place.up(spec).await;
+        assert_eq!(changes(&place, &instance, None).await, [""; 0]);
+        let line = "echo 1 > /opt/a/tool/mounted; echo 1 > /tmp/x; echo 1 > ~/y; echo 1 > /run/z; \
+                    echo >> /etc/passwd; mkdir -p /new/deep; chmod 0 /new/deep /new; chmod 711 .; \
+                    rm /etc/nsswitch.conf; echo 1 > /opt/a/z; rm sub/file; echo 1 > made/z; \
+                    mkdir deep; cd deep; n=$(printf %0100d 0); \
+                    for i in $(seq 60); do mkdir $n && cd -P $n || exit 1; done";
+        place.sh(&instance, line).await;
+        let found = changes(&place, &instance, None).await;
+        let (deep, found): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|change| change.starts_with("A /workspace/deep"));
+        let wanted = [
+            "D /etc/nsswitch.conf",
+            "M /etc/passwd",
+            "A /home/sandbox/y",
+            "A /new",
+            "A /new/deep",
+            "A /opt/a/z",
+            "A /tmp/x",
+            "M /workspace",
+            "A /workspace/made/z",
+            "D /workspace/sub/file",
+        ];
+        assert_eq!(found, wanted);
+        // As deep as a path can name.
+        assert!((35..45).contains(&deep.len()), "{}", deep.len());
+
+        place.sh(&instance, "rm -rf deep").await;
+        let (snapshot, instance) = place.sealed(&instance, &request).await;
+        assert_eq!(changes(&place, &instance, Some(&snapshot)).await, [""; 0]);
+        assert_eq!(changes(&place, &instance, None).await, wanted);
+        place.sh(&instance, "chmod 755 .; echo 1 > /etc/nsswitch.conf").await;
+        let found = changes(&place, &instance, Some(&snapshot)).await;
+        assert_eq!(found, ["A /etc/nsswitch.conf", "M /workspace"]);
+        place.down(&instance).await;
+    });
+}
+
+#[test]
+fn a_lineage_goes_on_without_limit() {
+    as_everybody("a_lineage_goes_on_without_limit", async |place| {
+        let source = place.dir.join("src");
+        fs::create_dir_all(source.join("old")).unwrap();
+        fs::write(source.join("old/file"), "x").unwrap();
+        fs::write(source.join("deleted"), "x").unwrap();
+        let spec = || CreateSandbox::new().workspace(&source);
+        let (mut instance, request) = place.up(spec()).await;
+        let line = "rm deleted; rm -r old; mkdir old; echo 1 > old/new; mkdir shut; echo 1 > shut/x; \
+                    chmod 0 shut; echo 1 > one; ln one two; touch -d @1 one; echo r > /tmp/root";
+        place.sh(&instance, line).await;
+        let mut snapshots = Vec::new();
+        for n in 0..106 {
+            if n > 0 {
+                place
+                    .sh(&instance, &format!("echo {n} > v; echo {n} > f{n}; rm -f f{}", n - 2))
+                    .await;
+            }
+            let (data, successor) = place.sealed(&instance, &request).await;
+            snapshots.push(data);
+            instance = successor;
+        }
+        let tall = |n: usize| snapshots[n].data["layers"].as_array().unwrap().len();
+        assert_eq!([99, 100, 105].map(tall), [100, 1, 6]);
+        assert_eq!(instance.data["layers"].as_array().unwrap().len(), 6);
+        let line = "cat v /tmp/root; ls; ls old; stat -c '%h %Y' two; stat -c %a shut; chmod 700 shut; \
+                    cat shut/x; chmod 0 shut";
+        let shows = "105\nr\nf104\nf105\nold\none\nshut\ntwo\nv\nnew\n2 1\n0\n1";
+        assert_eq!(place.sh(&instance, line).await, shows);
+
+        // What a merge made is what was merged.
+        assert_eq!(changes(&place, &instance, Some(&snapshots[105])).await, [""; 0]);
+        let since = changes(&place, &instance, Some(&snapshots[99])).await;
+        let gone = [98, 99].map(|n| format!("D /workspace/f{n}"));
+        let new = [104, 105].map(|n| format!("A /workspace/f{n}"));
+        let mut wanted = [&new[..], &gone[..], &["M /workspace/v".to_owned()]].concat();
+        wanted.sort_by_key(|line| line[2..].to_owned());
+        assert_eq!(since, wanted);
+
+        // One in which something runs is merged just the same, and stays where it is.
+        place.down(&instance).await;
+        let mut fork = Place::request(spec());
+        fork.from = Some(snapshots[99].clone());
+        let busy = place.backend.provision(&fork).await.unwrap();
+        place.sh(&busy, "echo busy > v").await;
+        let taken = place.snapshot(&busy, &fork, false).await;
+        assert!(taken.successor.is_none());
+        assert_eq!(taken.data.data["layers"].as_array().unwrap().len(), 1);
+        assert_eq!(changes(&place, &busy, Some(&taken.data)).await, [""; 0]);
+        place.down(&busy).await;
+
+        // The merged ones need none of the others.
+        for snapshot in &snapshots[..100] {
+            place.backend.delete_snapshot(snapshot).await.unwrap();
+        }
+        assert_eq!(fs::read_dir(place.state.join("layers")).unwrap().count(), 7);
+        for (snapshot, shows) in [(&snapshots[100], "100\nnew"), (&taken.data, "busy\nnew")] {
+            let mut fork = Place::request(spec());
+            fork.from = Some(snapshot.clone());
+            let instance = place.backend.provision(&fork).await.unwrap();
+            let line = "cat v; ls old; test ! -e deleted";
+            assert_eq!(place.sh(&instance, line).await, shows);
+            place.down(&instance).await;
+        }
+    });
+}
+
+/// A root with a static shell; `None` where there is none.
+fn root(place: &Place, name: &str) -> Option<std::path::PathBuf> {
+    let busybox = ["/usr/bin/busybox", "/bin/busybox"].into_iter().find(|p| Path::new(p).exists());
+    let Some(busybox) = busybox else {
+        eprintln!("skipped: there is no busybox");
+        return None;
+    };
+    let root = place.dir.join(name);
+    fs::create_dir_all(root.join("bin")).unwrap();
+    fs::copy(busybox, root.join("bin/busybox")).unwrap();
+    symlink("busybox", root.join("bin/sh")).unwrap();
+    Some(root)
+}
+
+#[test]
+fn links_in_a_root_lead_nowhere_else() {
+    as_everybody("links_in_a_root_lead_nowhere_else", async |place| {
+        let Some(good) = root(&place, "good") else { return };
+        let outside = place.dir.join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::create_dir_all(good.join("settings")).unwrap();
+        symlink("/settings", good.join("etc")).unwrap();
+        symlink("../run/systemd/resolve/stub.conf", good.join("settings/resolv.conf")).unwrap();
+        symlink(outside.join("hosts"), good.join("settings/hosts")).unwrap();
+        symlink("var/home", good.join("home")).unwrap();
+        let spec = CreateSandbox::new().root(Root::Directory(good));
+        let (instance, _) = place.up(spec).await;
+        let line = "busybox cat /etc/hosts /etc/resolv.conf /etc/hostname; busybox id -un; \
+                    busybox test -d ~ && busybox grep -c : /etc/passwd";
+        let seen = place.sh(&instance, line).await;
+        for part in ["127.0.0.1\tlocalhost", "no network", "sbx-", "\nsandbox\n1"] {
+            assert!(seen.contains(part), "{part}: {seen}");
+        }
+        assert_eq!(changes(&place, &instance, None).await, [""; 0]);
+        place.sh(&instance, "busybox rm /etc/x 2>/dev/null; echo 1 > /etc/own").await;
+        assert_eq!(changes(&place, &instance, None).await, ["A /settings/own"]);
+        place.down(&instance).await;
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+
+        for name in ["run", "proc", "dev", "workspace"] {
+            let odd = root(&place, &format!("odd-{name}")).unwrap();
+            symlink(&outside, odd.join(name)).unwrap();
+            let spec = CreateSandbox::new().root(Root::Directory(odd));
+            let error = place.backend.provision(&Place::request(spec)).await.unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(&format!("symbolic link at /{name}")), "{text}");
+        }
+        for leads_to in ["/run/sandbox", "/proc/self/root/dev", "/workspace"] {
+            let odd = root(&place, &format!("etc{}", leads_to.replace('/', "-"))).unwrap();
+            symlink(leads_to, odd.join("etc")).unwrap();
+            let spec = CreateSandbox::new().root(Root::Directory(odd));
+            // Whatever it is, it is not taken for a sandbox with the wrong files in the wrong places.
+            match place.backend.provision(&Place::request(spec)).await {
+                Ok(instance) => {
+                    let line =
+                        "busybox test -x /run/sandbox/guest -a -d /proc/self -a -c /dev/null";
+                    place.sh(&instance, line).await;
+                    place.down(&instance).await;
+                }
+                Err(error) => assert!(error.to_string().contains("/hostname"), "{error}"),
+            }
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn a_root_that_knows_the_user_keeps_its_users() {
+    as_everybody("a_root_that_knows_the_user_keeps_its_users", async |place| {
+        let Some(root) = root(&place, "root") else { return };
+        fs::create_dir(root.join("etc")).unwrap();
+        fs::write(root.join("etc/passwd"), "dev:x:1000:1000::/home/dev:/bin/sh\n").unwrap();
+        let spec = CreateSandbox::new().root(Root::Directory(root.clone()));
+        let (instance, _) = place.up(spec).await;
+        let line = "busybox id -un; busybox id -gn; echo x >> /etc/passwd; ! echo x >> /etc/group";
+        assert_eq!(place.sh(&instance, line).await, "dev\nsandbox");
+        assert_eq!(changes(&place, &instance, None).await, ["M /etc/passwd"]);
+        place.down(&instance).await;
+        assert!(!root.join("etc/group").exists());
+    });
+}
