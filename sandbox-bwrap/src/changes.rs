@@ -18,7 +18,7 @@ use crate::{
     helper,
     host::HostView,
     instance::{InstanceDir, Marks, PARTS},
-    launch, plan, snapshot,
+    launch, plan, programs, snapshot,
     staging::{Kind, Wanted},
 };
 
@@ -93,7 +93,7 @@ fn prepare(shared: &Shared, dir: &InstanceDir, then: &[SnapshotId]) -> Result<Pr
         ours(shared.state.layers()),
         launch::root(shared, spec, &view, run_as)?,
     ];
-    wanted.extend(spec.workspace.as_ref().map(launch::workspace));
+    wanted.extend(spec.workspace.as_deref().map(launch::workspace));
     let with_workspace = spec.workspace.is_some();
     Ok(Prepared { now, wanted, mounts, made, with_workspace })
 }

@@ -15,7 +15,7 @@ use crate::{
     error::{at, blocking, failed},
     helper,
     instance::{InstanceDir, Marks, PARTS, private_dir},
-    launch,
+    programs,
     snapshot::{OPERATION, begin, describe},
     staging::{Kind, Wanted},
     tree,

@@ -16,8 +16,8 @@ use crate::{
     error::blocking,
     host::INSIDE_ID,
     instance::PARTS,
-    programs::find_program,
     plan::{Line, WORKSPACE},
+    programs::find_program,
     staging::Wanted,
     sys::ChildSetup,
 };

@@ -3,10 +3,7 @@
 use std::{
     fs, io,
     io::{Seek, Write},
-    os::{
-        fd::AsRawFd,
-        unix::fs::OpenOptionsExt,
-    },
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -351,7 +348,7 @@ fn wanted(
         let kind = Kind::Shown(mount.access);
         wanted.push(Wanted { what: "mount", path: mount.source.clone(), kind });
     }
-    wanted.extend(spec.workspace.as_ref().map(workspace));
+    wanted.extend(spec.workspace.as_deref().map(workspace));
     Ok(wanted)
 }
 
@@ -371,8 +368,8 @@ pub(crate) fn root(
 }
 
 /// What is below everything in the workspace.
-pub(crate) fn workspace(path: &PathBuf) -> Wanted {
-    Wanted { what: "workspace", path: path.clone(), kind: Kind::Below }
+pub(crate) fn workspace(path: &Path) -> Wanted {
+    Wanted { what: "workspace", path: path.to_owned(), kind: Kind::Below }
 }
 
 fn sources(paths: &[PathBuf], with_workspace: bool) -> Sources {

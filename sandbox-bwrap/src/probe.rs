@@ -17,7 +17,7 @@ use crate::{
     cgroup::Controller,
     error::{ID, blocking, failed},
     instance::InstanceDir,
-    launch,
+    launch, programs,
     sys::{ChildSetup, Stage},
 };
 

@@ -1,5 +1,10 @@
 //! What a sandbox changed, lineages without end, and roots of somebody else's, on the real bwrap.
 #![cfg(target_os = "linux")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "these are tests, partly in functions that clippy cannot tell as such"
+)]
 
 #[allow(dead_code, reason = "the tests share more than each of them needs")]
 mod support;

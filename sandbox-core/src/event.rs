@@ -37,6 +37,7 @@ pub struct SandboxEvent {
 /// effect, the result after it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "nearly every event is of a known kind")]
 pub enum EventKind {
     /// A kind that this library knows.
     Known(Known),

@@ -159,7 +159,7 @@ fn compare<W: Write>(part: &Part, output: &mut Output<W>, at: &mut Vec<u8>) -> i
         at.clone_from(&part.at);
         at.push(b'/');
         at.extend_from_slice(visit.path.to_bytes());
-        look.look(visit, output, &mut visits)?;
+        look.look(&visit, output, &mut visits)?;
     }
     Ok(())
 }
@@ -174,7 +174,7 @@ struct Look<'a> {
 impl Look<'_> {
     fn look<W: Write>(
         &self,
-        visit: Visit,
+        visit: &Visit,
         output: &mut Output<W>,
         visits: &mut Vec<Visit>,
     ) -> io::Result<()> {

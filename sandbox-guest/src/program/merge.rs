@@ -150,7 +150,7 @@ mod tests {
         }
         let whiteout = |path: &str| {
             let kind = FileType::CharacterDevice;
-            mknodat(CWD, &at(path), kind, Mode::empty(), 0).is_ok()
+            mknodat(CWD, at(path), kind, Mode::empty(), 0).is_ok()
         };
         if !(whiteout("low/gone") && whiteout("top/both/b")) {
             eprintln!("skipped: no whiteouts can be made here");

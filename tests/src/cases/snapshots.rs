@@ -17,7 +17,7 @@ cases!("snapshots";
     [Snapshot] a_rewind_brings_back_everything_about_files,
     [Snapshot] names_that_are_not_utf8_come_back,
     [Snapshot] sparse_files_stay_sparse,
-    [Snapshot] hard_links_stay_one_file_after_a_snapshot,
+    [Snapshot] hard_links_come_back_as_one_file,
     [Snapshot] a_directory_that_was_replaced_comes_back,
     [Snapshot] files_outside_the_workspace_come_back,
     [Snapshot] a_snapshot_does_not_change_when_the_sandbox_does,
@@ -137,16 +137,16 @@ async fn sparse_files_stay_sparse(cx: &Context) -> Check {
     small(&cx.sh(&sandbox, blocks).await?)
 }
 
-async fn hard_links_stay_one_file_after_a_snapshot(cx: &Context) -> Check {
+/// Until one of them is written to: on layered filesystems that separates them, here as in containers.
+async fn hard_links_come_back_as_one_file(cx: &Context) -> Check {
     let sandbox = cx.sandbox().await?;
     cx.sh(&sandbox, "echo 1 > one; ln one two").await?;
     let snapshot = sandbox.snapshot("", &cx.sink).await?;
-    cx.sh(&sandbox, "echo 2 >> one").await?;
-    same!(cx.sh(&sandbox, "cat two").await?, "1\n2");
+    same!(cx.sh(&sandbox, "stat -c %h one; [ one -ef two ] && echo same").await?, "2\nsame");
+    cx.sh(&sandbox, "rm one").await?;
     sandbox.rewind(&snapshot.id, &cx.sink).await?;
     same!(cx.sh(&sandbox, "cat one two; stat -c %h one").await?, "1\n1\n2");
-    cx.sh(&sandbox, "echo 3 >> two").await?;
-    same!(cx.sh(&sandbox, "cat one").await?, "1\n3");
+    same!(cx.sh(&sandbox, "[ one -ef two ] && echo same").await?, "same");
     Ok(())
 }
 
