@@ -18,7 +18,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// Set for a case that runs in a process of its own.
 const CHILD: &str = "SANDBOX_CONFORMANCE_CHILD";
 
-/// Set to the backends (`bwrap,docker`) none of whose cases may be skipped.
+/// Set to the subjects that must not skip cases, each with the features that it may lack:
+/// `bwrap:users,bwrap_user:users+pause`.
 const REQUIRED: &str = "SANDBOX_CONFORMANCE_REQUIRED";
 
 /// Runs every case on every subject, with the arguments of a Rust test binary.
@@ -93,16 +94,22 @@ fn complete(subject: &Subject, verdict: Verdict) -> Result<Completion, Failed> {
     match verdict {
         Verdict::Passed => Ok(Completion::Completed),
         Verdict::Failed(why) => Err(why.into()),
-        Verdict::Skipped(why) if required(subject.name()) => {
+        Verdict::Skipped(why) if !may_skip(subject.name(), &why) => {
             Err(format!("skipped though required: {why}").into())
         }
         Verdict::Skipped(why) => Ok(Completion::ignored_with(why)),
     }
 }
 
-fn required(subject: &str) -> bool {
+/// Whether a subject may skip a case for this reason, which begins with the missing feature.
+fn may_skip(subject: &str, why: &str) -> bool {
     let listed = std::env::var(REQUIRED).unwrap_or_default();
-    listed.split(',').any(|name| !name.is_empty() && subject.starts_with(name))
+    let entries = listed.split(',').map(|entry| entry.split_once(':').unwrap_or((entry, "")));
+    let Some((_, allowed)) = entries.into_iter().find(|(name, _)| *name == subject) else {
+        return true;
+    };
+    let missing = why.split(':').next().unwrap_or_default();
+    allowed.split('+').any(|feature| feature == missing)
 }
 
 /// The same case in a process of its own that runs as another user.

@@ -5,8 +5,8 @@ use std::{fs, future::poll_fn, task::Poll};
 use libtest_mimic::Trial;
 use sandbox_conformance::{Check, Failure, holds, same};
 use sandbox_core::{
-    Command, Known, Outcome, ReapPolicy, SandboxEvent, SandboxId, SandboxManager, SandboxState,
-    SinkError, Suppressed, TurnEventSink, TurnId,
+    Command, Known, Outcome, ReapPolicy, Sandbox, SandboxEvent, SandboxId, SandboxManager,
+    SandboxState, SinkError, Suppressed, TurnEventSink, TurnId,
 };
 use tokio::sync::Notify;
 
@@ -130,13 +130,9 @@ async fn check(scene: &Scene, manager: &SandboxManager, change: Change, complete
     let sandbox = usable(scene, manager, NAME).await?;
     match change {
         Change::Create => {}
-        Change::Destroy => {
-            holds!(["one", "none"].contains(&&*marker(&sandbox).await?), "old or new")
-        }
-        Change::Rewind => {
-            holds!(["one", "two"].contains(&&*marker(&sandbox).await?), "one of both")
-        }
-        Change::Recreate => holds!(["one", "none"].contains(&&*marker(&sandbox).await?), "either"),
+        Change::Destroy => is_one_of(&sandbox, &["one", "none"]).await?,
+        Change::Rewind => is_one_of(&sandbox, &["one", "two"]).await?,
+        Change::Recreate => is_one_of(&sandbox, &["one", "none"]).await?,
         _ => same!(marker(&sandbox).await?, "one"),
     }
     match change {
@@ -148,6 +144,12 @@ async fn check(scene: &Scene, manager: &SandboxManager, change: Change, complete
         }
         _ => {}
     }
+    Ok(())
+}
+
+async fn is_one_of(sandbox: &Sandbox, allowed: &[&str]) -> Check {
+    let found = marker(sandbox).await?;
+    holds!(allowed.contains(&found.as_str()), "{found} is one of {allowed:?}");
     Ok(())
 }
 

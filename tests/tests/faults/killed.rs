@@ -31,13 +31,13 @@ pub(crate) fn trials() -> Vec<Trial> {
 
 /// Why a change cannot be made on this host, if it cannot.
 pub(crate) async fn impossible(change: Change) -> Check<Option<String>> {
-    let backend = Scene::new()?.backend()?;
+    let scene = Scene::new()?;
     let needed = match change {
         Change::Pause | Change::Resume => Feature::Pause,
         Change::SnapshotBusy => Feature::SnapshotLive,
         _ => return Ok(None),
     };
-    let capabilities = backend.probe().await?;
+    let capabilities = scene.backend()?.probe().await?;
     let none = capabilities.level(needed) == Level::None;
     Ok(none.then(|| format!("{needed}: {}", capabilities.evidence(needed))))
 }
@@ -86,7 +86,9 @@ async fn again_while_settled(change: Change) -> Check<Option<String>> {
     let steps = fs::read_to_string(scene.dir().join("steps"))?;
     scene.end_all().await?;
     // The effect is there, the record of it is not.
-    let last = steps.lines().rfind(|step| step.starts_with("before record"));
+    let last = steps
+        .lines()
+        .rfind(|step| step.starts_with("before record") && *step != "before record forked");
     let last = last.ok_or("it records nothing")?.to_owned();
 
     let scene = Scene::new()?;

@@ -97,7 +97,7 @@ async fn no_permission() -> Check<Option<String>> {
     }
     let scene = Scene::new()?;
     let (manager, sandbox, history) = two(&scene).await?;
-    fs::set_permissions(&history, Permissions::from_mode(0))?;
+    fs::set_permissions(&history, Permissions::from_mode(0o000))?;
     let refused =
         is_refused(&scene, ErrorKind::PermissionDenied, &format!("{}.jsonl", sandbox.id())).await;
     fs::set_permissions(&history, Permissions::from_mode(0o600))?;
