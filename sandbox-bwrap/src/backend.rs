@@ -25,7 +25,7 @@ use crate::{
     plan::{ENTER_PROGRAM, WORKSPACE},
     probe,
     process::boot_id,
-    snapshot,
+    size, snapshot,
     staging::Stager,
 };
 
@@ -304,6 +304,12 @@ impl SandboxBackend for BwrapBackend {
     ) -> Result<Vec<Change>> {
         let found = changes::changes(&self.shared, &self.dir(instance), since).await;
         found.map_err(|error| about(error, instance))
+    }
+
+    async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
+        let (state, id) = (self.shared.state.clone(), snapshot.id.clone());
+        let measured = blocking("measure the snapshot", move || size::of(&state, &id)).await;
+        measured.map_err(|error| error.with_backend(&self.id()))
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

@@ -45,6 +45,7 @@ mod probe;
 mod process;
 mod programs;
 mod settings;
+mod size;
 mod snapshot;
 mod staging;
 mod sys;

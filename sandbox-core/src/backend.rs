@@ -73,6 +73,13 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
     /// After an error the instance is as it was, or `Lost`.
     async fn snapshot(&self, request: &SnapshotRequest) -> Result<SnapshotTaken>;
 
+    /// How much a snapshot adds to the one below it, in bytes on disk.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it is not there.
+    async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64>;
+
     /// Removes a snapshot. What instances and other snapshots build on stays usable: its data goes when
     /// the last of them does. Removing it twice is no error.
     ///

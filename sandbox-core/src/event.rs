@@ -125,6 +125,11 @@ pub enum Known {
         /// The instance that took the old one's place, if one did.
         instance: Option<Instance>,
     },
+    /// A snapshot is about to be removed.
+    SnapshotDeleteRequested {
+        /// Which.
+        snapshot: SnapshotId,
+    },
     /// A snapshot was removed.
     SnapshotDeleted {
         /// Which.
@@ -293,6 +298,7 @@ const KNOWN: &[&str] = &[
     "resumed",
     "snapshot_requested",
     "snapshotted",
+    "snapshot_delete_requested",
     "snapshot_deleted",
     "rewind_requested",
     "rewound",

@@ -42,8 +42,9 @@ pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run
         session.run(&mut captured).await
     };
     let ended = ended.await;
-    guard.disarm();
+    guard.ended(exited(&process, &ended));
     call.record(exited(&process, &ended)).await?;
+    guard.disarm();
     let result = ended.map(|ended| ended.into_run(process, captured));
     call.finish(result)
 }
@@ -307,12 +308,25 @@ impl Session {
     }
 }
 
-/// Kills the process and records its end if the future that ran it is dropped.
-struct Guard(Option<(Recorder, ProcessId)>);
+/// Records a process's end if the future that ran it is dropped, and kills it first if it has not ended.
+struct Guard(Option<Unended>);
+
+struct Unended {
+    recorder: Recorder,
+    process: ProcessId,
+    /// It has ended, but that is not recorded.
+    ended: Option<Known>,
+}
 
 impl Guard {
     fn new(recorder: Recorder, process: ProcessId) -> Self {
-        Self(Some((recorder, process)))
+        Self(Some(Unended { recorder, process, ended: None }))
+    }
+
+    fn ended(&mut self, exited: Known) {
+        if let Some(unended) = &mut self.0 {
+            unended.ended = Some(exited);
+        }
     }
 
     fn disarm(&mut self) {
@@ -322,31 +336,36 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let Some((recorder, process)) = self.0.take() else {
-            return;
-        };
+        let Some(unended) = self.0.take() else { return };
         // Outside a runtime the connection ends too, and with it the process.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
-            let killed = async {
-                let link = recorder.shared.link(&recorder.inner).await?;
-                kill(&link, &process).await
+            let Unended { recorder, process, ended } = unended;
+            let exited = match ended {
+                Some(exited) => exited,
+                None => cancel(&recorder, process).await,
             };
-            let (outcome, error) = match killed.await {
-                Ok(()) => (Some(Outcome::Cancelled), None),
-                Err(error) if error.kind() == ErrorKind::Lost => {
-                    (Some(Outcome::Lost(error.message().into())), None)
-                }
-                Err(error) => (None, Some(format!("it could not be killed: {error}"))),
-            };
-            let exited = Known::ProcessExited { process, outcome, error };
             if let Err(error) = recorder.record(exited).await {
                 tracing::warn!(%error, "a process's end could not be recorded");
             }
         });
     }
+}
+
+/// Kills a process that nobody waits for any more; its end, for the history.
+async fn cancel(recorder: &Recorder, process: ProcessId) -> Known {
+    let killed = async {
+        let link = recorder.shared.link(&recorder.inner).await?;
+        kill(&link, &process).await
+    };
+    let (outcome, error) = match killed.await {
+        Ok(()) => (Some(Outcome::Cancelled), None),
+        Err(error) if error.kind() == ErrorKind::Lost => {
+            (Some(Outcome::Lost(error.message().into())), None)
+        }
+        Err(error) => (None, Some(format!("it could not be killed: {error}"))),
+    };
+    Known::ProcessExited { process, outcome, error }
 }
 
 async fn kill(link: &Link, process: &ProcessId) -> Result<()> {

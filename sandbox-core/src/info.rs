@@ -20,6 +20,8 @@ pub struct SandboxInfo {
     pub name: Option<Name>,
     /// How many instances it has had by creation, rewind and recreation.
     pub generation: u32,
+    /// The fingerprint of what was asked for.
+    pub spec_hash: String,
     /// The backend that made its instance.
     pub backend: Option<BackendId>,
     /// How it is.
@@ -43,6 +45,7 @@ pub(crate) fn info(record: &Record) -> SandboxInfo {
         sandbox_id: record.id.clone(),
         name: record.name.clone(),
         generation: record.generation,
+        spec_hash: record.spec.fingerprint(),
         backend: record.backend.clone(),
         state: record.state,
         consumer: record.consumer.clone(),

@@ -93,6 +93,7 @@ pub(crate) enum Intent {
     Start,
     Snapshot { snapshot: SnapshotId, label: String, successor: InstanceId },
     Rewind { snapshot: SnapshotId, instance: InstanceId },
+    DeleteSnapshot { snapshot: SnapshotId },
     Destroy,
 }
 
@@ -193,7 +194,11 @@ impl Record {
                     self.instance = Some(instance.clone());
                 }
             }
+            Known::SnapshotDeleteRequested { snapshot } => {
+                self.open = Some(Intent::DeleteSnapshot { snapshot: snapshot.clone() });
+            }
             Known::SnapshotDeleted { snapshot } => {
+                self.open = None;
                 self.snapshots.retain(|kept| kept.id != *snapshot);
             }
             Known::RewindRequested { snapshot, instance, .. } => {

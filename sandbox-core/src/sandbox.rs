@@ -132,6 +132,16 @@ impl Sandbox {
         Ok(changes)
     }
 
+    /// How much a snapshot adds to the one below it, in bytes on disk. Looks at each of its files where
+    /// the backend does not know it anyway.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says.
+    pub async fn snapshot_size(&self, snapshot: &Snapshot) -> Result<u64> {
+        crate::manager::size(&self.inner, snapshot).await
+    }
+
     /// Gives it the filesystem of one of its snapshots: the same id and name, a new instance, a longer
     /// history. Its processes end. The new instance answers before the old one is removed.
     ///

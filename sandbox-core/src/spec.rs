@@ -357,6 +357,16 @@ impl SandboxSpec {
         Ok(self)
     }
 
+    /// A hash of the spec that is the same in every release that knows the same fields: 64 hexadecimal
+    /// digits.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        use sha2::{Digest, Sha256};
+        // Maps are sorted by their keys.
+        let value = serde_json::to_value(self).unwrap_or_default();
+        Sha256::digest(value.to_string()).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// The names of the fields in which two specs differ.
     pub(crate) fn differences(&self, other: &Self) -> Vec<String> {
         let value = |spec: &Self| serde_json::to_value(spec).unwrap_or_default();
@@ -422,6 +432,15 @@ mod tests {
             CreateSandbox::new().pids(20).env("A", "1").env("B", "2").network(Network::Host).spec;
         assert_eq!(a.differences(&b), ["env.B", "limits.pids", "network"]);
         assert!(a.differences(&a).is_empty());
+    }
+
+    #[test]
+    fn a_fingerprint_is_of_the_whole_spec_and_stable() {
+        let spec = CreateSandbox::new().pids(10).env("B", "2").env("A", "1").spec;
+        let same = CreateSandbox::new().env("A", "1").env("B", "2").pids(10).spec;
+        assert_eq!(spec.fingerprint(), same.fingerprint());
+        assert_ne!(spec.fingerprint(), SandboxSpec::default().fingerprint());
+        insta::assert_snapshot!(SandboxSpec::default().fingerprint());
     }
 
     #[test]

@@ -138,6 +138,10 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
         self.inner.changes(instance, since).await
     }
 
+    async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
+        self.inner.snapshot_size(snapshot).await
+    }
+
     async fn pause(&self, instance: &Instance) -> Result<()> {
         self.inner.pause(instance).await
     }

@@ -335,6 +335,11 @@ impl SandboxBackend for DirectoryBackend {
         self.blocking(move |_| remove(&files).map_err(at("delete snapshot", &files))).await
     }
 
+    async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
+        let files = Self::files_of(snapshot)?;
+        self.blocking(move |_| measure(&files).map_err(at("measure", &files))).await
+    }
+
     async fn changes(
         &self,
         instance: &Instance,
@@ -548,4 +553,17 @@ fn marked(mark: &str) -> io::Result<Vec<Pid>> {
 
 fn at<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
     move |error| Error::io(operation, path.display().to_string(), error)
+}
+
+/// What a directory takes on disk, in bytes.
+fn measure(path: &Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let found = fs::symlink_metadata(path)?;
+    let mut total = found.blocks() * 512;
+    if found.is_dir() {
+        for entry in fs::read_dir(path)? {
+            total += measure(&entry?.path())?;
+        }
+    }
+    Ok(total)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Call, Recorder, SandboxManager, life,
+    Call, Inner, Recorder, SandboxManager, life,
     lifetime::{self, later},
     shared::{connect, running_instance},
 };
@@ -108,10 +108,19 @@ impl SandboxManager {
         let handle = self.handle(&shared);
         let undo = Undo::of(&blueprint, &call);
         let made = async {
-            let made = call.drive(|recorder| make(recorder, blueprint, handle)).await?;
+            let made = call.drive(|recorder| make(recorder, blueprint, handle)).await;
+            let there = match &made {
+                Ok(_) => true,
+                // Made all the same.
+                Err(error) => error.kind() == ErrorKind::EventDelivery,
+            };
+            if !there {
+                return made;
+            }
             let mut call = Call::new(&self.inner, &source, record.consumer.clone(), sink);
             call.record(forked).await?;
-            call.finish(Ok(made))
+            call.finish(Ok(()))?;
+            made
         };
         let made = made.await;
         undo.disarm();
@@ -156,7 +165,7 @@ async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Resu
     let Blueprint { name, spec, from } = blueprint;
     let _lock = inner.journal.lock(&shared.id).await?;
     if let Some(name) = &name
-        && let Some(holder) = inner.journal.claim(name, &shared.id).await?
+        && let Some(holder) = claim(&inner, name, &shared.id).await?
     {
         let message = format!("the name {name} is {holder}'s");
         return Err(Error::new(ErrorKind::NameTaken, "create", message));
@@ -178,6 +187,21 @@ async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Resu
         inner.journal.retire(&shared.id).await?;
     }
     result.map(|()| handle)
+}
+
+/// Takes a name; the sandbox that has it, if one has it rightfully.
+async fn claim(inner: &Arc<Inner>, name: &Name, sandbox: &SandboxId) -> Result<Option<SandboxId>> {
+    let Some(holder) = inner.journal.claim(name, sandbox).await? else { return Ok(None) };
+    // Whoever is just making it holds this lock.
+    let _lock = inner.journal.lock(&holder).await?;
+    match inner.shared(&holder).try_record(inner).await? {
+        Some(record) if record.state.is_live() => Ok(Some(holder)),
+        // Its maker died between claiming the name and recording why.
+        _ => {
+            inner.journal.release(name, &holder).await?;
+            inner.journal.claim(name, sandbox).await
+        }
+    }
 }
 
 /// The first instance of a sandbox.

@@ -23,7 +23,7 @@ pub(crate) use lifetime::{extend_ttl, renew_lease};
 pub use reap::{Leftover, LeftoverKind, ReapPolicy};
 pub(crate) use shared::{Shared, running_instance};
 pub use snapshots::Retention;
-pub(crate) use snapshots::{delete, prune, rewind, snapshot};
+pub(crate) use snapshots::{delete, prune, rewind, size, snapshot};
 pub use watch::Watch;
 
 use crate::{

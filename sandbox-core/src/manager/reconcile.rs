@@ -87,6 +87,9 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
             inner.backend(&instance.backend)?.stop(instance).await?;
             recorder.record(Known::Stopped).await?;
         }
+        Intent::DeleteSnapshot { snapshot } => {
+            snapshots::finish_deleting(recorder, record, snapshot).await?;
+        }
         Intent::Destroy => {
             finish_destroying(inner, &recorder.shared, record).await?;
             recorder.record(Known::Destroyed).await?;

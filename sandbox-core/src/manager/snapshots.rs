@@ -1,6 +1,6 @@
 //! Snapshots and rewinds.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use sandbox_guest::{Request, Response};
 
@@ -219,22 +219,35 @@ pub(crate) async fn delete(recorder: Recorder, snapshot: SnapshotId) -> Result<(
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
     let _lock = inner.journal.lock(&shared.id).await?;
     let record = shared.record(&inner).await?;
-    let Some(target) = record.snapshots.iter().find(|kept| kept.id == snapshot) else {
+    if !record.snapshots.iter().any(|kept| kept.id == snapshot) {
         let message = format!("it has no snapshot {snapshot}");
         return Err(Error::new(ErrorKind::NotFound, "delete the snapshot", message));
-    };
+    }
     if record.based_on.as_ref() == Some(&snapshot) {
         let message = format!(
             "the sandbox runs from the snapshot {snapshot}; take another or rewind to another first"
         );
         return Err(Error::new(ErrorKind::Conflict, "delete the snapshot", message));
     }
-    let backend = inner.backend(&target.data.backend)?;
-    backend
-        .delete_snapshot(&target.data)
-        .await
-        .map_err(|error| error.with_backend(&backend.id()))?;
-    recorder.record(Known::SnapshotDeleted { snapshot }).await?;
+    recorder.record(Known::SnapshotDeleteRequested { snapshot: snapshot.clone() }).await?;
+    finish_deleting(&recorder, &record, &snapshot).await
+}
+
+/// What is left to do once the intent is recorded; it may be done again.
+pub(super) async fn finish_deleting(
+    recorder: &Recorder,
+    record: &Record,
+    snapshot: &SnapshotId,
+) -> Result<()> {
+    if let Some(target) = record.snapshots.iter().find(|kept| kept.id == *snapshot) {
+        let backend = recorder.inner.backend(&target.data.backend)?;
+        if let Err(error) = backend.delete_snapshot(&target.data).await {
+            let operation = "delete the snapshot".to_owned();
+            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            return Err(error.with_backend(&backend.id()));
+        }
+    }
+    recorder.record(Known::SnapshotDeleted { snapshot: snapshot.clone() }).await?;
     Ok(())
 }
 
@@ -247,19 +260,18 @@ pub struct Retention {
     pub keep_last: usize,
     /// Those with a label.
     pub keep_labelled: bool,
-    /// Of what the former keep, the newest that together measure at most so much, in bytes. Snapshots
-    /// whose size the backend does not tell count as nothing.
+    /// Of what the former keep, the newest that together measure at most so much, in bytes.
     pub max_total_size: Option<u64>,
 }
 
 impl Retention {
     /// The snapshots to be removed, oldest first.
-    fn surplus(&self, record: &Record) -> Vec<SnapshotId> {
+    fn surplus(&self, record: &Record, sizes: &HashMap<SnapshotId, u64>) -> Vec<SnapshotId> {
         let mut total = 0_u64;
         let mut surplus = Vec::new();
         for (age, snapshot) in record.snapshots.iter().rev().enumerate() {
             let wanted = age < self.keep_last || self.keep_labelled && !snapshot.label.is_empty();
-            total = total.saturating_add(snapshot.data.size.unwrap_or(0));
+            total = total.saturating_add(sizes.get(&snapshot.id).copied().unwrap_or(0));
             let fits = self.max_total_size.is_none_or(|max| total <= max);
             if !(wanted && fits) && record.based_on.as_ref() != Some(&snapshot.id) {
                 surplus.push(snapshot.id.clone());
@@ -270,10 +282,24 @@ impl Retention {
     }
 }
 
+/// How much a snapshot adds to the one below it, in bytes.
+pub(crate) async fn size(inner: &Inner, snapshot: &Snapshot) -> Result<u64> {
+    match snapshot.data.size {
+        Some(size) => Ok(size),
+        None => inner.backend(&snapshot.data.backend)?.snapshot_size(&snapshot.data).await,
+    }
+}
+
 /// Removes what a policy does not keep, and says what that was.
 pub(crate) async fn prune(recorder: Recorder, policy: Retention) -> Result<Vec<SnapshotId>> {
     let record = recorder.shared.record(&recorder.inner).await?;
-    let surplus = policy.surplus(&record);
+    let mut sizes = HashMap::new();
+    if policy.max_total_size.is_some() {
+        for snapshot in &record.snapshots {
+            sizes.insert(snapshot.id.clone(), size(&recorder.inner, snapshot).await?);
+        }
+    }
+    let surplus = policy.surplus(&record, &sizes);
     for snapshot in &surplus {
         delete(recorder.clone(), snapshot.clone()).await?;
     }

@@ -244,6 +244,10 @@ impl SandboxBackend for SteppedBackend {
         self.inner.changes(instance, since).await
     }
 
+    async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
+        self.inner.snapshot_size(snapshot).await
+    }
+
     async fn pause(&self, instance: &Instance) -> Result<()> {
         self.steps.throughout("pause", self.inner.pause(instance)).await
     }
