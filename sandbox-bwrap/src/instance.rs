@@ -213,14 +213,20 @@ impl InstanceDir {
         Ok(if frozen { InstanceState::Paused } else { InstanceState::Running })
     }
 
-    /// Kills the guest and with it everything inside, and waits until it is gone.
-    pub(crate) fn kill(&self) -> io::Result<()> {
-        let Some(guest) = self.guest()? else { return Ok(()) };
+    /// Kills the guest and with it everything inside, without waiting for it.
+    pub(crate) fn condemn(&self) -> io::Result<Option<Guest>> {
+        let Some(guest) = self.guest()? else { return Ok(None) };
         guest.kill()?;
         // What is frozen ends when it thaws: the guest itself, or bwrap, which waits for it.
         if let Some(groups) = self.marks()?.and_then(|marks| marks.groups) {
             groups.thaw()?;
         }
+        Ok(Some(guest))
+    }
+
+    /// Kills the guest and with it everything inside, and waits until it is gone.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        let Some(guest) = self.condemn()? else { return Ok(()) };
         if guest.wait(PATIENCE)? {
             return Ok(());
         }

@@ -240,7 +240,10 @@ async fn replace(
         let (shared, dir, layers) = (shared.clone(), dir.clone(), layers.clone());
         let begun = before.layer.is_some();
         blocking(OPERATION, move || {
-            dir.kill().map_err(at(OPERATION, &dir.fs()))?;
+            // Nothing runs there that could write. That the kernel takes the guest's mounts apart, which
+            // takes longer the more files there are, need not be waited for before the successor starts,
+            // but only before the snapshot is called one.
+            dir.condemn().map_err(at(OPERATION, &dir.fs()))?;
             seal(&shared.state, &dir, &layers, begun)
         })
         .await?;
@@ -249,10 +252,15 @@ async fn replace(
     let why = match successor(shared, &request.successor, layers).await {
         Ok(successor) => {
             let (shared, dir) = (shared.clone(), dir.clone());
-            // What is left of the old one is for the inventory if this fails: the snapshot is taken.
-            if let Err(error) = blocking(OPERATION, move || dir.remove(&shared.state)).await {
-                tracing::warn!(%error, "the instance before the snapshot could not be removed");
-            }
+            blocking(OPERATION, move || {
+                dir.kill().map_err(at(OPERATION, &dir.fs()))?;
+                // What is left of the old one is for the inventory if this fails: the snapshot is taken.
+                if let Err(error) = dir.remove(&shared.state) {
+                    tracing::warn!(%error, "the instance before the snapshot could not be removed");
+                }
+                Ok(())
+            })
+            .await?;
             return Ok(SnapshotTaken { data, successor: Some(successor) });
         }
         Err(why) => why,
@@ -262,7 +270,11 @@ async fn replace(
         let marks = before.marks.ok_or_else(gone)?;
         {
             let (shared, dir, id) = (shared.clone(), dir.clone(), id.clone());
-            blocking(OPERATION, move || unseal(&shared.state, &dir, &id)).await?;
+            blocking(OPERATION, move || {
+                dir.kill().map_err(at(OPERATION, &dir.fs()))?;
+                unseal(&shared.state, &dir, &id)
+            })
+            .await?;
         }
         shared.start_again(dir, marks, &request.successor).await
     };
