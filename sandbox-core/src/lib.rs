@@ -1,4 +1,35 @@
-//! Sandboxes for agent harnesses.
+//! Sandboxes for agent harnesses: one API for places in which an agent's commands run.
+//!
+//! A [`SandboxManager`] makes, finds and forks sandboxes; a [`Sandbox`] runs commands, reads and writes
+//! files, and is snapshotted and rewound. Whatever happens is in an append-only history first, and is then
+//! told to the [`TurnEventSink`] of the turn, which every call that changes something takes.
+//!
+//! The places themselves are made by backends, crates of their own that implement [`SandboxBackend`].
+//!
+//! ```no_run
+//! # async fn turn(backend: impl sandbox_core::SandboxBackend + 'static) -> sandbox_core::Result<()> {
+//! use sandbox_core::{ChannelSink, Command, CreateSandbox, SandboxManager, TurnId};
+//!
+//! let manager = SandboxManager::builder().backend(backend).build().await?;
+//! let (sink, events) = ChannelSink::new(TurnId::new("turn-1"), 256);
+//!
+//! let sandbox = manager.acquire("main", CreateSandbox::new().workspace("."), &sink).await?;
+//! let before = sandbox.snapshot("before the refactor", &sink).await?;
+//! let run = sandbox.exec(Command::new("make"), &sink).await?;
+//! if !run.outcome.is_success() {
+//!     sandbox.rewind(&before.id, &sink).await?;
+//! }
+//! # drop(events);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Cancellation
+//!
+//! A command whose future is dropped is killed with all that it started. A change of a sandbox's life
+//! (snapshot, rewind, stop …) runs in a task of its own: when its future is dropped it is finished all the
+//! same, or undone (`create`). Both end in the history.
+
 mod backend;
 mod capabilities;
 mod command;
