@@ -187,14 +187,14 @@ impl DirectoryBackend {
     fn end(&self, instance: &Instance) -> Result<()> {
         let dir = self.dir(instance);
         if let Some(pid) = guest(&dir) {
-            let _ = kill_process(pid, Signal::TERM);
-            let _ = kill_process(pid, Signal::CONT);
+            // Asked to end, it would still tell how its processes ended by its own hand.
+            let _ = kill_process(pid, Signal::KILL);
             let deadline = Instant::now() + PATIENCE;
             while guest(&dir).is_some() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        // What is left where the guest was killed: all that carries the mark, and descends from it.
+        // What it leaves: all that carries the mark, or descends from what does.
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = marked(&format!("{MARK}={}", instance.id)).map_err(at("end", &dir))?;

@@ -20,7 +20,7 @@ use crate::{
 impl SandboxManager {
     /// The snapshot of this id, and the sandbox that it is of.
     pub(super) async fn find_snapshot(&self, id: &SnapshotId) -> Result<(Arc<Shared>, Snapshot)> {
-        for sandbox in self.inner.journal.sandboxes().await? {
+        for sandbox in self.inner.journal.live().await? {
             let shared = self.inner.shared(&sandbox);
             let Ok(Some(record)) = shared.try_record(&self.inner).await else {
                 continue;

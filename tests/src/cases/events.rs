@@ -60,7 +60,8 @@ async fn each_call_leaves_exactly_its_documented_kinds(cx: &Context) -> Check {
     fork.destroy(&cx.sink).await?;
     let other = sandbox.snapshot("t", &cx.sink).await?;
     sandbox.delete_snapshot(&snapshot.id, &cx.sink).await?;
-    same!(since(cx, &sandbox, seen).await?, "snapshot_requested snapshotted snapshot_deleted");
+    let kinds = "snapshot_requested snapshotted snapshot_delete_requested snapshot_deleted";
+    same!(since(cx, &sandbox, seen).await?, kinds);
     same!(sandbox.snapshots().await?.iter().map(|s| &s.id).collect::<Vec<_>>(), [&other.id]);
     sandbox.destroy(&cx.sink).await?;
     same!(since(cx, &sandbox, seen).await?, "destroying destroyed");
