@@ -177,10 +177,16 @@ mod tests {
     use crate::{Request, Response};
 
     fn block_on<F: Future>(future: F) -> F::Output {
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+        thread_local! {
+            static RUNTIME: tokio::runtime::Runtime =
+                tokio::runtime::Builder::new_current_thread().build().unwrap();
+        }
+        RUNTIME.with(|runtime| runtime.block_on(future))
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
         #[test]
         fn data_comes_back_whole(data in proptest::collection::vec(any::<u8>(), 1..200_000)) {
             let mut wire = Vec::new();
