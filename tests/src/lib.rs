@@ -3,11 +3,13 @@
 //! A backend's test is a binary without the standard harness:
 //!
 //! ```no_run
-//! use sandbox_conformance::{Subject, main};
-//! # fn my_backend(_: &std::path::Path) -> std::sync::Arc<dyn sandbox_core::SandboxBackend> { todo!() }
+//! use sandbox_conformance::Subject;
+//! # fn my_backend(_: &std::path::Path) -> sandbox_core::Result<std::sync::Arc<dyn sandbox_core::SandboxBackend>> {
+//! #     Err(sandbox_core::Error::unsupported("make", "an example"))
+//! # }
 //!
 //! fn main() -> std::process::ExitCode {
-//!     main(vec![Subject::new("mine", |state| Ok(my_backend(state)))])
+//!     sandbox_conformance::main(vec![Subject::new("mine", my_backend)])
 //! }
 //! ```
 //!
