@@ -146,13 +146,7 @@ impl Journal for FileJournal {
         let turn = Arc::clone(locked(&self.inner.turns).entry(sandbox.clone()).or_default());
         let turn = turn.lock_owned().await;
         let path = self.inner.dir.join("locks").join(sandbox.as_str());
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| failed(&path, error))?;
+        let file = open_lock(&path).map_err(|error| failed(&path, error))?;
         let mut pause = Duration::from_micros(500);
         loop {
             match file.try_lock() {
@@ -322,13 +316,7 @@ impl Inner {
 
     fn lock_names(&self) -> Result<File> {
         let path = self.dir.join("locks/names");
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| failed(&path, error))?;
+        let file = open_lock(&path).map_err(|error| failed(&path, error))?;
         file.lock().map_err(|error| failed(&path, error))?;
         Ok(file)
     }
@@ -400,6 +388,10 @@ fn parse(file: &mut File, path: &Path, from: Tail) -> Result<(Vec<SandboxEvent>,
         }
     }
     Ok((events, tail))
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
 fn open_history(path: &Path) -> io::Result<(File, bool)> {
