@@ -56,6 +56,12 @@ impl Recorder {
         self.shared.append(&self.inner, draft, self.sink, &self.call).await
     }
 
+    /// Records that something that was asked for could not be done.
+    pub(crate) async fn failed(&self, operation: &str, why: &impl ToString) -> Result<()> {
+        let (operation, error) = (operation.to_owned(), why.to_string());
+        self.record(Known::Failed { operation, error }).await.map(drop)
+    }
+
     /// Whether nobody waits for the result any more.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Acquire)

@@ -178,8 +178,7 @@ async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Resu
     };
     let result = made.await;
     if let Err(error) = &result {
-        let failed = Known::Failed { operation: "create".into(), error: error.to_string() };
-        let recorded = recorder.record(failed).await;
+        let recorded = recorder.failed("create", error).await;
         if let Some(name) = &name {
             inner.journal.release(name, &shared.id).await?;
         }

@@ -211,8 +211,7 @@ fn stopped_instance(record: &Record) -> Result<Instance> {
 async fn settle<T>(recorder: &Recorder, operation: &str, result: Result<T>) -> Result<T> {
     match result {
         Err(error) => {
-            let operation = operation.to_owned();
-            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            recorder.failed(operation, &error).await?;
             Err(error)
         }
         done => done,

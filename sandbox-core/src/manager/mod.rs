@@ -199,19 +199,21 @@ impl SandboxManager {
     /// Does what was left to do for a sandbox that has come to its end: its name is free, and nobody need
     /// read its history again.
     async fn forget(&self, record: &Record) {
-        let forgotten = async {
-            if let Some(name) = &record.name {
-                self.inner.journal.release(name, &record.id).await?;
-            }
-            self.inner.journal.retire(&record.id).await
-        };
-        if let Err(error) = forgotten.await {
+        if let Err(error) = self.inner.forget(record).await {
             tracing::warn!(%error, "a sandbox that has ended is still looked at");
         }
     }
 }
 
 impl Inner {
+    /// Frees the name of a sandbox that has come to its end, and its place among the living.
+    async fn forget(&self, record: &Record) -> Result<()> {
+        if let Some(name) = &record.name {
+            self.journal.release(name, &record.id).await?;
+        }
+        self.journal.retire(&record.id).await
+    }
+
     pub(crate) fn shared(&self, id: &SandboxId) -> Arc<Shared> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(known.entry(id.clone()).or_insert_with(|| Arc::new(Shared::new(id.clone()))))

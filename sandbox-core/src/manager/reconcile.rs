@@ -64,7 +64,7 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
             if record.instance.is_none() {
                 return never_made(recorder, record).await;
             }
-            fail(recorder, "recreate", VANISHED).await?;
+            recorder.failed("recreate", &VANISHED).await?;
             notice_loss(recorder, &*shared_record(recorder).await?).await?;
         }
         Intent::Rewind { instance, snapshot, .. } => {
@@ -72,7 +72,7 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
             if let Some(backend) = backend.map(|kept| kept.data.backend.clone()) {
                 remove(recorder, &backend, instance).await?;
             }
-            fail(recorder, "rewind", VANISHED).await?;
+            recorder.failed("rewind", &VANISHED).await?;
             notice_loss(recorder, &*shared_record(recorder).await?).await?;
         }
         Intent::Snapshot { snapshot, label, successor } => {
@@ -101,21 +101,12 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
 
 /// Ends a sandbox of which nothing was there yet.
 async fn never_made(recorder: &Recorder, record: &Record) -> Result<()> {
-    fail(recorder, "create", VANISHED).await?;
-    if let Some(name) = &record.name {
-        recorder.inner.journal.release(name, &record.id).await?;
-    }
-    recorder.inner.journal.retire(&record.id).await
+    recorder.failed("create", &VANISHED).await?;
+    recorder.inner.forget(record).await
 }
 
 async fn shared_record(recorder: &Recorder) -> Result<Arc<Record>> {
     recorder.shared.record(&recorder.inner).await
-}
-
-async fn fail(recorder: &Recorder, operation: &str, why: &str) -> Result<()> {
-    let (operation, error) = (operation.to_owned(), why.to_owned());
-    recorder.record(Known::Failed { operation, error }).await?;
-    Ok(())
 }
 
 /// Removes an instance of which only the id is known.

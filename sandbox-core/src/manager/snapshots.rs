@@ -79,8 +79,7 @@ pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapsh
             })
         }
         Err(error) => {
-            let operation = "snapshot".to_owned();
-            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            recorder.failed("snapshot", &error).await?;
             if error.kind() == ErrorKind::Lost {
                 recorder.record(Known::Lost { reason: error.to_string() }).await?;
             }
@@ -134,21 +133,18 @@ pub(super) async fn finish(
     let from = record.based_on_data();
     let mut next = inner.provision_again(shared, record, record.generation, from);
     next.instance = successor.clone();
-    let mut request = SnapshotRequest::new(instance.clone(), snapshot.clone(), true, next.clone());
+    // Where nothing runs it is idle; a guest that runs is asked.
+    let request = SnapshotRequest::new(instance.clone(), snapshot.clone(), true, next.clone());
     let runs = backend.inspect(instance).await? == InstanceState::Running;
     let link = if runs { Some(connect(&*backend, instance).await?) } else { None };
     let taken = match &link {
         Some(link) => take(inner, shared, link, request).await,
-        None => {
-            request.idle = true;
-            backend.snapshot(&request).await
-        }
+        None => backend.snapshot(&request).await,
     };
     let taken = match taken {
         Ok(taken) => taken,
         Err(error) => {
-            let operation = "snapshot".to_owned();
-            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            recorder.failed("snapshot", &error).await?;
             return Ok(());
         }
     };
@@ -201,8 +197,7 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
     let made = match provision_and_greet(&*backend, &provision).await {
         Ok(made) => made,
         Err(error) => {
-            let operation = "rewind".to_owned();
-            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            recorder.failed("rewind", &error).await?;
             return Err(error);
         }
     };
@@ -242,8 +237,7 @@ pub(super) async fn finish_deleting(
     if let Some(target) = record.snapshots.iter().find(|kept| kept.id == *snapshot) {
         let backend = recorder.inner.backend(&target.data.backend)?;
         if let Err(error) = backend.delete_snapshot(&target.data).await {
-            let operation = "delete the snapshot".to_owned();
-            recorder.record(Known::Failed { operation, error: error.to_string() }).await?;
+            recorder.failed("delete the snapshot", &error).await?;
             return Err(error.with_backend(&backend.id()));
         }
     }
