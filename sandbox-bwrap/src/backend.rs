@@ -12,15 +12,15 @@ use rustix::fs::FlockOperation;
 use sandbox_core::{
     BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestBinaries, GuestStream, Instance,
     InstanceState, LocalReach, Network, Provision, Reachability, Result, SandboxBackend,
-    SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken,
+    SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
 };
 
 use crate::{
-    cgroup::Available,
+    cgroup::{Available, Controller},
     changes,
     config::{BwrapBackendBuilder, RunAs, State},
     error::{ID, at, blocking, lost},
-    instance::{self, InstanceDir, Marks},
+    instance::{self, InstanceDir, Marks, PARTS},
     launch::{self, Made},
     plan::{ENTER_PROGRAM, WORKSPACE},
     probe,
@@ -312,6 +312,10 @@ impl SandboxBackend for BwrapBackend {
         measured.map_err(|error| error.with_backend(&self.id()))
     }
 
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        self.on("usage", instance, |_, dir| usage(dir)).await
+    }
+
     async fn pause(&self, instance: &Instance) -> Result<()> {
         self.on("pause", instance, |_, dir| freeze("pause", dir, true)).await
     }
@@ -362,6 +366,22 @@ impl SandboxBackend for BwrapBackend {
         });
         found.await.map_err(|error| error.with_backend(&self.id()))
     }
+}
+
+fn usage(dir: &InstanceDir) -> Result<Usage> {
+    let marks = dir.marks().map_err(at("usage", &dir.fs()))?;
+    let marks = marks.ok_or_else(|| lost("usage", "the instance's files are gone"))?;
+    let limits = &marks.request.spec.limits;
+    let mut usage = Usage::default();
+    // Where no control group holds it, the limit of memory is one of each single process.
+    if let Some(groups) = marks.groups.filter(|groups| groups.limits(Controller::Memory)) {
+        usage.memory_limit = limits.memory;
+        usage.memory_peak = groups.memory_peak();
+    }
+    usage.pids_limit = limits.pids;
+    let sizes = PARTS.iter().map(|part| size::measure(&dir.upper(part)));
+    usage.disk = sizes.sum::<io::Result<u64>>().ok();
+    Ok(usage)
 }
 
 fn freeze(operation: &'static str, dir: &InstanceDir, frozen: bool) -> Result<()> {

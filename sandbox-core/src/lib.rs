@@ -49,6 +49,7 @@ mod record;
 mod sandbox;
 mod sink;
 mod spec;
+mod stats;
 
 pub use backend::{
     ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,
@@ -78,3 +79,4 @@ pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
     SandboxSpec,
 };
+pub use stats::Usage;

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use sandbox_core::{
     BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
     Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    Usage,
 };
 use tokio::sync::Notify;
 
@@ -140,6 +141,10 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         self.inner.snapshot_size(snapshot).await
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        self.inner.usage(instance).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {
