@@ -79,4 +79,4 @@ pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
     SandboxSpec,
 };
-pub use stats::Usage;
+pub use stats::{Stats, Usage};

@@ -1,8 +1,18 @@
 //! What a sandbox uses.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use jiff::Timestamp;
+use sandbox_guest::{Request, Response, Status};
 use serde::{Deserialize, Serialize};
+
+use crate::{
+    Network, Result, guest,
+    manager::{Inner, Shared, running_instance},
+};
+
+/// How long a backend may take to look at an instance's files; then what it would tell is missing.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a sandbox uses, and may use at most. What cannot be told here is `None`, never 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,5 +56,76 @@ impl Usage {
             network_received: self.network_received.or(other.network_received),
             network_sent: self.network_sent.or(other.network_sent),
         }
+    }
+}
+
+/// How a sandbox is doing; see [`Sandbox::stats`](crate::Sandbox::stats).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// When it was looked at.
+    pub at: Timestamp,
+    /// What it uses.
+    pub usage: Usage,
+    /// How long nothing has run in it and nothing been asked of it; zero while a command runs.
+    pub idle: Duration,
+}
+
+/// See [`crate::Sandbox::stats`].
+pub(crate) async fn stats(inner: &Arc<Inner>, shared: &Arc<Shared>) -> Result<Stats> {
+    let link = shared.link(inner).await?;
+    let record = shared.record(inner).await?;
+    let instance = running_instance(&record)?;
+    let backend = inner.backend(&instance.backend)?;
+    let known = tokio::time::timeout(PATIENCE, backend.usage(instance));
+    let (told, known) = tokio::join!(link.call(Request::Status), known);
+    let named = |error: crate::Error| error.with_sandbox(&shared.id);
+    let status = match told.map_err(named)? {
+        Response::Status(status) => status,
+        other => return Err(named(guest::unexpected(&other))),
+    };
+    let known = match known {
+        Ok(usage) => usage.map_err(|error| named(error).with_backend(&backend.id()))?,
+        Err(_) => Usage::default(),
+    };
+    let idle = Duration::from_millis(status.idle_ms);
+    let mut told = told_usage(&status);
+    if record.spec.network == Network::Host {
+        // The guest sees the host's interfaces.
+        (told.network_received, told.network_sent) = (None, None);
+    }
+    Ok(Stats { at: Timestamp::now(), usage: told.or(known), idle })
+}
+
+fn told_usage(status: &Status) -> Usage {
+    Usage {
+        cpu: status.cpu_us.map(Duration::from_micros),
+        memory: status.memory,
+        pids: Some(status.processes.into()),
+        network_received: status.network_received,
+        network_sent: status.network_sent,
+        ..Usage::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_both_know_is_the_first_ones() {
+        let first = Usage { memory: Some(1), pids: Some(2), ..Usage::default() };
+        let second = Usage { memory: Some(3), disk: Some(4), ..Usage::default() };
+        let expected = Usage { memory: Some(1), pids: Some(2), disk: Some(4), ..Usage::default() };
+        assert_eq!(first.or(second), expected);
+    }
+
+    #[test]
+    fn figures_are_plain_data() {
+        let usage = Usage { disk: Some(1), ..Usage::default() };
+        let stats = Stats { at: Timestamp::UNIX_EPOCH, usage, idle: Duration::from_secs(2) };
+        let text = serde_json::to_string(&stats).unwrap();
+        assert_eq!(serde_json::from_str::<Stats>(&text).unwrap(), stats);
+        assert!(text.contains(r#""disk":1"#) && text.contains(r#""cpu":null"#), "{text}");
     }
 }

@@ -56,6 +56,10 @@ pub trait Decoration: Send + Sync + Debug {
         inner.delete_snapshot(snapshot).await
     }
 
+    async fn usage(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<Usage> {
+        inner.usage(instance).await
+    }
+
     async fn stop(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<()> {
         inner.stop(instance).await
     }
@@ -144,7 +148,7 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
     }
 
     async fn usage(&self, instance: &Instance) -> Result<Usage> {
-        self.inner.usage(instance).await
+        self.decoration.usage(&*self.inner, instance).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {
