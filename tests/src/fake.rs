@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
     BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
     GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
-    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, WorkspaceMode,
 };
 use sandbox_guest::Setup;
 
@@ -465,6 +465,8 @@ fn refuse(request: &Provision) -> Result<()> {
         "nothing limits ordinary processes together"
     } else if spec.root != Root::Standard || !spec.mounts.is_empty() {
         "an ordinary process has no filesystem of its own"
+    } else if spec.workspace_mode != WorkspaceMode::Private {
+        "the workspace is always a copy here"
     } else if request.idle_limit.is_some() {
         "the guest is not told of an idle limit"
     } else {
