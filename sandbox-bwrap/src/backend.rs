@@ -22,7 +22,7 @@ use crate::{
     error::{ID, at, blocking, lost},
     instance::{self, InstanceDir, Marks, PARTS},
     launch::{self, Made},
-    plan::{ENTER_PROGRAM, WORKSPACE},
+    plan::{self, ENTER_PROGRAM, WORKSPACE},
     probe,
     process::boot_id,
     size, snapshot,
@@ -150,6 +150,7 @@ impl Shared {
         layers: Vec<SnapshotId>,
     ) -> Result<(Made, InstanceDir, Marks)> {
         const OPERATION: &str = "provision";
+        plan::refuse(&request.spec)?;
         launch::guest_limits(self.available(), &request.spec.limits)?;
         self.state.prepare()?;
         let marks = Marks {

@@ -71,12 +71,12 @@ pub use manager::{
     Leftover, LeftoverKind, ManagerBuilder, ReapPolicy, Retention, SandboxManager, Watch,
 };
 pub use outcome::{Captured, Outcome, Run};
-pub use reachability::{LocalReach, Reachability, ReachabilityReport};
+pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
 pub use sandbox::Sandbox;
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
-    SandboxSpec,
+    SandboxSpec, WorkspaceMode,
 };
 pub use stats::{Stats, Usage};

@@ -21,6 +21,7 @@ use sandbox_core::{
     BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
     GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
     Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
+    WorkspaceMode,
 };
 use sandbox_guest::Setup;
 
@@ -480,6 +481,8 @@ fn refuse(request: &Provision) -> Result<()> {
         "nothing limits ordinary processes together"
     } else if spec.root != Root::Standard || !spec.mounts.is_empty() {
         "an ordinary process has no filesystem of its own"
+    } else if spec.workspace_mode != WorkspaceMode::Private {
+        "the workspace is always a copy here"
     } else if request.idle_limit.is_some() {
         "the guest is not told of an idle limit"
     } else {
