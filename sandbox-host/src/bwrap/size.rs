@@ -9,7 +9,7 @@ use std::{
 
 use sandbox_core::{Error, ErrorKind, Result, SnapshotId};
 
-use crate::{config::State, error::at};
+use super::{config::State, error::at};
 
 /// What a snapshot's layer takes on disk, in bytes. A directory that its owner made unreadable, and that
 /// an ordinary harness therefore cannot look into, counts as itself.
