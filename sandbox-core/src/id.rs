@@ -77,12 +77,28 @@ ids! {
     InstanceId = "ins_";
     /// A snapshot: `snp_` and a UUIDv7.
     SnapshotId = "snp_";
-    /// A process that the harness started: `prc_` and a UUIDv7.
+    /// A process that the harness started: `prc_` and a UUIDv7, or the hash of its key.
     ProcessId = "prc_";
     /// An event: `evt_` and a UUIDv7.
     EventId = "evt_";
     /// A state directory's manager; what it makes carries this mark: `own_` and a UUIDv7.
     OwnerId = "own_";
+}
+
+impl ProcessId {
+    /// The one process of a sandbox that this key stands for, as long as its processes live: `since` says
+    /// since when.
+    pub(crate) fn of_key(sandbox: &SandboxId, since: u64, key: &str) -> Self {
+        use sha2::{Digest, Sha256};
+        let mut hash = Sha256::new();
+        for part in [sandbox.as_str().as_bytes(), &since.to_be_bytes(), key.as_bytes()] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        let hash = hash.finalize();
+        let hex: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Self(format!("prc_{hex}"))
+    }
 }
 
 macro_rules! texts {

@@ -44,9 +44,12 @@ mod info;
 mod journal;
 mod manager;
 mod outcome;
+mod process_info;
+mod processes;
 mod reachability;
 mod record;
 mod sandbox;
+mod session;
 mod sink;
 mod spec;
 mod stats;
@@ -56,7 +59,9 @@ pub use backend::{
     SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, default_state_dir,
 };
 pub use capabilities::{Capabilities, Feature, Level, Support};
-pub use command::{Command, DEFAULT_OUTPUT_LIMIT, TerminalSize};
+pub use command::{
+    Command, DEFAULT_KEPT_OUTPUT, DEFAULT_OUTPUT_LIMIT, ProcessLimits, TerminalSize,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
 pub use exec::{Chunk, Process};
@@ -71,6 +76,10 @@ pub use manager::{
     Leftover, LeftoverKind, ManagerBuilder, ReapPolicy, Retention, SandboxManager, Watch,
 };
 pub use outcome::{Captured, Outcome, Run};
+pub use process_info::{
+    KeptOutput, OutputPiece, OutputStream, ProcessEnd, ProcessInfo, ProcessState,
+};
+pub use processes::{Follow, ProcessRef};
 pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
 pub use sandbox::Sandbox;

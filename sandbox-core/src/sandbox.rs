@@ -5,10 +5,12 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use crate::{
-    Change, Command, Consumer, Error, ErrorKind, Files, Process, Reachability, Result, Retention,
-    Run, SandboxId, SandboxInfo, Snapshot, SnapshotId, Stats, TurnEventSink, exec,
+    Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
+    ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, Snapshot, SnapshotId,
+    Stats, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
+    processes,
 };
 
 /// A handle to a sandbox: an id and a manager. Cheap to clone, and never stale: after a rewind it
@@ -57,13 +59,37 @@ impl Sandbox {
         exec::exec(self.call(sink).await?, command).await
     }
 
-    /// Starts a command and returns a handle to it, for output as it comes.
+    /// Starts a command and returns a handle to it, for output as it comes. A command that is
+    /// [`detached`](Command::detached) goes on when the handle is dropped, also if the future is; any other
+    /// is killed.
     ///
     /// # Errors
     ///
     /// As [`exec`](Self::exec).
     pub async fn spawn(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Process> {
         exec::spawn(self.call(sink).await?, command).await
+    }
+
+    /// The processes that were started here, by this manager or another, oldest first: those that run, and
+    /// detached ones that have ended and are still known, some thousand at most.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if the sandbox is stopped or paused, `Lost` if it is gone.
+    pub async fn processes(&self) -> Result<Vec<ProcessInfo>> {
+        processes::list(&self.inner, &self.shared).await
+    }
+
+    /// A process that was started here, by this manager or another: to read its output, wait for it, signal
+    /// or kill it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is none of this id; `Lost` if it went with an instance of the sandbox (a rewind,
+    /// a stop …), or if it ended so long ago that only the history knows; as
+    /// [`processes`](Self::processes).
+    pub async fn process(&self, id: &ProcessId) -> Result<ProcessRef> {
+        processes::open(&self.inner, &self.shared, id).await
     }
 
     /// Its files.

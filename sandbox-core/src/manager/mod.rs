@@ -3,6 +3,7 @@
 mod builder;
 mod call;
 mod create;
+pub(crate) mod ends;
 mod life;
 mod lifetime;
 mod reap;
@@ -21,7 +22,7 @@ pub(crate) use call::{Call, Recorder};
 pub(crate) use life::{destroy, pause, recreate, resume, start, stop};
 pub(crate) use lifetime::{extend_ttl, renew_lease};
 pub use reap::{Leftover, LeftoverKind, ReapPolicy};
-pub(crate) use shared::{Shared, running_instance};
+pub(crate) use shared::{Repeats, Shared, running_instance};
 pub use snapshots::Retention;
 pub(crate) use snapshots::{delete, prune, rewind, size, snapshot};
 pub use watch::Watch;

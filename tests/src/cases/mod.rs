@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod detached;
 mod ends;
 mod events;
 mod files;
@@ -53,6 +54,7 @@ pub fn all() -> Vec<Case> {
         starts::CASES,
         output::CASES,
         ends::CASES,
+        detached::CASES,
         terminal::CASES,
         load::CASES,
         files::CASES,
