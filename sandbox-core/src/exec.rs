@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandbox_guest::{ExitStatus, Input, ProcessExit, PtySize, Request, Start};
+use sandbox_guest::{Input, ProcessExit, PtySize, Request, Start};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -25,6 +25,7 @@ const QUEUE: usize = 16;
 /// See [`crate::Sandbox::exec`].
 pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run> {
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
     let input = match command.take_stdin() {
@@ -52,6 +53,7 @@ pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run
 /// See [`crate::Sandbox::spawn`].
 pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Process> {
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
     let (input, piped) = match command.take_stdin() {
@@ -122,15 +124,7 @@ struct Ended {
 
 impl Ended {
     fn exited(exit: ProcessExit) -> Self {
-        let outcome = match exit.status {
-            ExitStatus::Exited(code) => Outcome::Exited(code),
-            ExitStatus::Signaled(signal) => Outcome::Signaled(signal),
-            ExitStatus::TimedOut => Outcome::TimedOut,
-            ExitStatus::Cancelled => Outcome::Cancelled,
-            ExitStatus::OutOfMemory => Outcome::OutOfMemory,
-            _ => Outcome::Lost("how it ended cannot be known: its supervisor was killed".into()),
-        };
-        Self { outcome, exit: Some(exit) }
+        Self { outcome: Outcome::of(exit.status), exit: Some(exit) }
     }
 
     fn lost(reason: String) -> Self {

@@ -44,9 +44,12 @@ mod info;
 mod journal;
 mod manager;
 mod outcome;
+mod profile;
 mod reachability;
 mod record;
+mod route;
 mod sandbox;
+mod secret;
 mod sink;
 mod spec;
 
@@ -54,7 +57,7 @@ pub use backend::{
     ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,
     SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, default_state_dir,
 };
-pub use capabilities::{Capabilities, Feature, Level, Support};
+pub use capabilities::{Capabilities, Feature, Hosting, Isolation, Level, Support};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT, TerminalSize};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
@@ -70,11 +73,18 @@ pub use manager::{
     Leftover, LeftoverKind, ManagerBuilder, ReapPolicy, Retention, SandboxManager, Watch,
 };
 pub use outcome::{Captured, Outcome, Run};
+pub use profile::{
+    AccessRule, IsolationRule, NetworkDefault, NetworkRule, Period, Placement, Profile,
+    ProfileCatalog, ProfileMetadata, ReachabilityHints, Resources, Route, SetupRule, TtlRule,
+    WorkspaceModeRule, WorkspaceRule,
+};
 pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
+pub use route::Strategy;
 pub use sandbox::Sandbox;
+pub use secret::{EnvSecrets, Secret, Secrets};
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
-    Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
-    SandboxSpec, WorkspaceMode,
+    Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, ProfileRef,
+    Root, SandboxSpec, Setup, WorkspaceMode,
 };

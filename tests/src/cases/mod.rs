@@ -12,7 +12,10 @@ mod load;
 mod loss;
 mod network;
 mod output;
+mod profiles;
 mod safety;
+mod secrets;
+mod setup;
 mod snapshots;
 mod starts;
 mod terminal;
@@ -59,6 +62,9 @@ pub fn all() -> Vec<Case> {
         limits::CASES,
         network::CASES,
         safety::CASES,
+        profiles::CASES,
+        setup::CASES,
+        secrets::CASES,
     ]
     .concat()
 }
