@@ -52,6 +52,8 @@ mod sandbox;
 mod secret;
 mod sink;
 mod spec;
+mod status;
+pub mod tools;
 
 pub use backend::{
     ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,
@@ -88,3 +90,4 @@ pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, ProfileRef,
     Root, SandboxSpec, Setup, WorkspaceMode,
 };
+pub use status::SandboxStatus;

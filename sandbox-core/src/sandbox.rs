@@ -6,7 +6,8 @@ use jiff::Timestamp;
 
 use crate::{
     Change, Command, Consumer, Error, ErrorKind, Files, Process, Reachability, Result, Retention,
-    Run, SandboxId, SandboxInfo, Snapshot, SnapshotId, TurnEventSink, exec,
+    Run, SandboxId, SandboxInfo, SandboxManager, SandboxState, SandboxStatus, Snapshot, SnapshotId,
+    TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
 };
@@ -42,6 +43,34 @@ impl Sandbox {
     pub async fn info(&self) -> Result<SandboxInfo> {
         let record = self.shared.record(&self.inner).await?;
         Ok(info(&record))
+    }
+
+    /// How it is, for whoever asks from outside: with the way in, while it runs.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read. A way in that cannot be found out is left out.
+    pub async fn status(&self) -> Result<SandboxStatus> {
+        let info = self.info().await?;
+        let running = info.state == SandboxState::Ready;
+        let reachability = if running { self.reachability().await.ok() } else { None };
+        let state = info.state;
+        Ok(SandboxStatus::of(info, state, reachability))
+    }
+
+    /// The manager that it belongs to.
+    #[must_use]
+    pub fn manager(&self) -> SandboxManager {
+        SandboxManager::of(Arc::clone(&self.inner))
+    }
+
+    /// The snapshot that its present filesystem came from: the one that was taken or rewound to last.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read.
+    pub async fn based_on(&self) -> Result<Option<SnapshotId>> {
+        Ok(self.shared.record(&self.inner).await?.based_on.clone())
     }
 
     /// Runs a command to its end and returns how it ended and what it said.

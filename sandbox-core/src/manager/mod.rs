@@ -57,6 +57,10 @@ pub(crate) struct Inner {
 }
 
 impl SandboxManager {
+    pub(crate) fn of(inner: Arc<Inner>) -> Self {
+        Self { inner }
+    }
+
     /// Begins to put one together.
     pub fn builder() -> ManagerBuilder {
         ManagerBuilder::default()

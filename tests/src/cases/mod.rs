@@ -19,6 +19,7 @@ mod setup;
 mod snapshots;
 mod starts;
 mod terminal;
+mod tools;
 
 use std::pin::Pin;
 
@@ -65,6 +66,7 @@ pub fn all() -> Vec<Case> {
         profiles::CASES,
         setup::CASES,
         secrets::CASES,
+        tools::CASES,
     ]
     .concat()
 }
