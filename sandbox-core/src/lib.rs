@@ -52,6 +52,7 @@ mod sandbox;
 mod secret;
 mod sink;
 mod spec;
+mod stats;
 mod status;
 pub mod tools;
 
@@ -90,4 +91,5 @@ pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, ProfileRef,
     Root, SandboxSpec, Setup, WorkspaceMode,
 };
+pub use stats::{Stats, Usage};
 pub use status::SandboxStatus;

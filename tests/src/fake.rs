@@ -20,7 +20,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
     BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
     GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
-    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, WorkspaceMode,
+    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
+    WorkspaceMode,
 };
 use sandbox_guest::Setup;
 
@@ -366,6 +367,21 @@ impl SandboxBackend for DirectoryBackend {
         .await
     }
 
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        let instance = instance.clone();
+        self.blocking(move |this| {
+            let workspace = this.workspace(&instance);
+            if !workspace.exists() {
+                return Err(Error::new(ErrorKind::Lost, "usage", "its files are gone"));
+            }
+            let mut usage = Usage::default();
+            // All of its directory is its own: a copy.
+            usage.disk = measure(&workspace).ok();
+            Ok(usage)
+        })
+        .await
+    }
+
     async fn pause(&self, _: &Instance) -> Result<()> {
         Err(Error::unsupported("pause", "nothing here holds processes up"))
     }
@@ -572,7 +588,11 @@ fn measure(path: &Path) -> io::Result<u64> {
     let mut total = found.blocks() * 512;
     if found.is_dir() {
         for entry in fs::read_dir(path)? {
-            total += measure(&entry?.path())?;
+            total += match measure(&entry?.path()) {
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                size => size?,
+            };
         }
     }
     Ok(total)

@@ -18,6 +18,7 @@ mod secrets;
 mod setup;
 mod snapshots;
 mod starts;
+mod stats;
 mod terminal;
 mod tools;
 
@@ -61,6 +62,7 @@ pub fn all() -> Vec<Case> {
         files::CASES,
         changes::CASES,
         limits::CASES,
+        stats::CASES,
         network::CASES,
         safety::CASES,
         profiles::CASES,

@@ -18,7 +18,7 @@ use sandbox_core::{
 };
 use sandbox_guest::{Bytes, MountStep, Setup};
 
-use crate::host::{HOME, HostView, IDENTITY_FILES, INSIDE_ID};
+use super::host::{HOME, HostView, IDENTITY_FILES, INSIDE_ID};
 
 /// The workspace, inside.
 pub(crate) const WORKSPACE: &str = "/workspace";
@@ -100,7 +100,7 @@ impl Identity {
         Self(IDENTITY_FILES.into_iter().zip(contents).collect())
     }
 
-    /// With these in place of what the root has: see [`crate::accounts`].
+    /// With these in place of what the root has: see [`super::accounts`].
     pub(crate) fn with(mut self, accounts: Vec<(&'static str, String)>) -> Self {
         self.0.extend(accounts);
         self
