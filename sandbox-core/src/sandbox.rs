@@ -10,6 +10,7 @@ use crate::{
     Stats, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
+    status,
 };
 
 /// A handle to a sandbox: an id and a manager. Cheap to clone, and never stale: after a rewind it
@@ -45,16 +46,28 @@ impl Sandbox {
         Ok(info(&record))
     }
 
-    /// How it is, for whoever asks from outside: with the way in, while it runs.
+    /// How it is, for whoever asks from outside: with the way in, while it runs, and told apart whether
+    /// something runs in it.
     ///
     /// # Errors
     ///
-    /// `Journal` if the history cannot be read. A way in that cannot be found out is left out.
+    /// `Journal` if the history cannot be read. What its guest or its backend cannot tell now is left out.
     pub async fn status(&self) -> Result<SandboxStatus> {
         let info = self.info().await?;
-        let running = info.state == SandboxState::Ready;
-        let reachability = if running { self.reachability().await.ok() } else { None };
-        let state = info.state;
+        if info.state != SandboxState::Ready {
+            let state = info.state;
+            return Ok(SandboxStatus::of(info, state, None));
+        }
+        let runs = status::something_runs(&self.inner, &self.shared).await;
+        // It may have been found to be lost just now.
+        let info = self.info().await?;
+        let (state, reachability) = match info.state {
+            SandboxState::Ready => {
+                let state = if runs { SandboxState::Active } else { SandboxState::Ready };
+                (state, self.reachability().await.ok())
+            }
+            other => (other, None),
+        };
         Ok(SandboxStatus::of(info, state, reachability))
     }
 

@@ -1,13 +1,18 @@
 //! What is told about a sandbox to whoever asks from outside: a documented, flat document.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use sandbox_guest::{Request, Response};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Consumer, Name, Period, Reachability, SandboxId, SandboxInfo, SandboxState, SnapshotId,
+    manager::{Inner, Shared},
 };
+
+/// How long a guest may take to say whether something runs.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A sandbox as command lines and services show it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,5 +73,14 @@ impl SandboxStatus {
             latest_snapshot: info.latest_snapshot,
             reachability,
         }
+    }
+}
+
+/// Whether something runs in it, as far as its guest tells.
+pub(crate) async fn something_runs(inner: &Arc<Inner>, shared: &Arc<Shared>) -> bool {
+    let asked = async { shared.link(inner).await?.call(Request::Status).await };
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(Response::Status(status))) => status.running > 0,
+        _ => false,
     }
 }
