@@ -25,6 +25,7 @@ pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run
         return Err(Error::new(ErrorKind::InvalidSpec, "exec", message));
     }
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
     let whole = match command.take_stdin() {
@@ -57,6 +58,7 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
         return spawn_detached(call, command).await;
     }
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
     let (whole, piped) = match command.take_stdin() {
@@ -114,6 +116,7 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
 
 /// Starts a command that goes on without its handle, or finds the one that its key stands for.
 async fn spawn_detached(mut call: Call<'_>, mut command: Command) -> Result<Process> {
+    command.look_up(&*call.recorder().inner.secrets).await?;
     // What cannot be started is in no history.
     command.to_start(&ProcessId::new())?;
     let recorder = call.recorder();
