@@ -52,6 +52,7 @@ mod sandbox;
 mod session;
 mod sink;
 mod spec;
+mod stats;
 
 pub use backend::{
     ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,
@@ -79,11 +80,12 @@ pub use process_info::{
     KeptOutput, OutputPiece, OutputStream, ProcessEnd, ProcessInfo, ProcessState,
 };
 pub use processes::{Follow, ProcessRef};
-pub use reachability::{LocalReach, Reachability, ReachabilityReport};
+pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
 pub use sandbox::Sandbox;
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
-    SandboxSpec,
+    SandboxSpec, WorkspaceMode,
 };
+pub use stats::{Stats, Usage};

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::{
     Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
     ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, Snapshot, SnapshotId,
-    TurnEventSink, exec,
+    Stats, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
     processes,
@@ -293,6 +293,16 @@ impl Sandbox {
         let backend = self.inner.backend(&instance.backend)?;
         let reach = backend.reachability(instance).await;
         reach.map_err(|error| error.with_sandbox(self.id()).with_backend(&backend.id()))
+    }
+
+    /// What it uses and may use, and how long nothing has been going on in it. What cannot be told on
+    /// this backend is `None`. Asking is no use of it: its idle time goes on.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it is stopped or paused, `Lost` if it is gone.
+    pub async fn stats(&self) -> Result<Stats> {
+        crate::stats::stats(&self.inner, &self.shared).await
     }
 
     async fn change<T, F>(

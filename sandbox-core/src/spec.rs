@@ -39,8 +39,12 @@ pub struct SandboxSpec {
     pub backend: Option<BackendId>,
     /// The filesystem below everything else.
     pub root: Root,
-    /// A directory of this host that the workspace shows. Never written to. Empty if not given.
+    /// A directory of this host that the workspace shows; empty if not given. Never written to, unless
+    /// [`workspace_mode`](Self::workspace_mode) says so.
     pub workspace: Option<PathBuf>,
+    /// How it is shown.
+    #[serde(skip_serializing_if = "WorkspaceMode::is_default")]
+    pub workspace_mode: WorkspaceMode,
     /// More of this host's files and directories.
     pub mounts: Vec<Mount>,
     /// What can be reached.
@@ -99,6 +103,30 @@ pub enum Root {
     Standard,
     /// An unpacked root filesystem on this host. Never written to.
     Directory(PathBuf),
+    /// A container image, by name or id, for backends that make containers. Never written to.
+    Image(String),
+}
+
+/// How a sandbox's workspace is the directory that it shows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum WorkspaceMode {
+    /// The sandbox has it to itself: an overlay over the directory, or a copy of it, whichever the
+    /// backend makes. The directory is never written to.
+    #[default]
+    Private,
+    /// The directory itself: what the sandbox changes there is changed on this host. Snapshots do not
+    /// cover it.
+    Bind,
+}
+
+impl WorkspaceMode {
+    // `serde` wants a reference.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    fn is_default(&self) -> bool {
+        *self == Self::Private
+    }
 }
 
 /// A file or directory of this host, shown in the sandbox.
@@ -207,6 +235,14 @@ impl CreateSandbox {
     pub fn workspace(mut self, directory: impl Into<PathBuf>) -> Self {
         self.spec.workspace = Some(directory.into());
         self
+    }
+
+    /// Show this directory itself as the workspace: what the sandbox changes there is changed on this
+    /// host, and snapshots do not cover it.
+    #[must_use]
+    pub fn bind_workspace(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.spec.workspace_mode = WorkspaceMode::Bind;
+        self.workspace(directory)
     }
 
     /// On this backend.
@@ -333,8 +369,15 @@ impl SandboxSpec {
         if let Some(workspace) = &mut self.workspace {
             *workspace = directory("workspace", workspace)?;
         }
-        if let Root::Directory(root) = &mut self.root {
-            *root = directory("root", root)?;
+        match &mut self.root {
+            Root::Directory(root) => *root = directory("root", root)?,
+            Root::Image(image) if image.is_empty() || image.contains(char::is_whitespace) => {
+                return Err(invalid(format!("{image:?} cannot be an image's name")));
+            }
+            _ => {}
+        }
+        if self.workspace_mode == WorkspaceMode::Bind && self.workspace.is_none() {
+            return Err(invalid("a workspace that is bound needs a directory".into()));
         }
         for mount in &mut self.mounts {
             mount.source = mount.source.canonicalize().map_err(|error| {

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use sandbox_core::{
     BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
     Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    Usage,
 };
 use tokio::sync::Notify;
 
@@ -53,6 +54,10 @@ pub trait Decoration: Send + Sync + Debug {
         snapshot: &SnapshotData,
     ) -> Result<()> {
         inner.delete_snapshot(snapshot).await
+    }
+
+    async fn usage(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<Usage> {
+        inner.usage(instance).await
     }
 
     async fn stop(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<()> {
@@ -140,6 +145,10 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         self.inner.snapshot_size(snapshot).await
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        self.decoration.usage(&*self.inner, instance).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

@@ -20,7 +20,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
     BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
     GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
-    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
+    WorkspaceMode,
 };
 use sandbox_guest::Setup;
 
@@ -358,6 +359,21 @@ impl SandboxBackend for DirectoryBackend {
         .await
     }
 
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        let instance = instance.clone();
+        self.blocking(move |this| {
+            let workspace = this.workspace(&instance);
+            if !workspace.exists() {
+                return Err(Error::new(ErrorKind::Lost, "usage", "its files are gone"));
+            }
+            let mut usage = Usage::default();
+            // All of its directory is its own: a copy.
+            usage.disk = measure(&workspace).ok();
+            Ok(usage)
+        })
+        .await
+    }
+
     async fn pause(&self, _: &Instance) -> Result<()> {
         Err(Error::unsupported("pause", "nothing here holds processes up"))
     }
@@ -465,6 +481,8 @@ fn refuse(request: &Provision) -> Result<()> {
         "nothing limits ordinary processes together"
     } else if spec.root != Root::Standard || !spec.mounts.is_empty() {
         "an ordinary process has no filesystem of its own"
+    } else if spec.workspace_mode != WorkspaceMode::Private {
+        "the workspace is always a copy here"
     } else if request.idle_limit.is_some() {
         "the guest is not told of an idle limit"
     } else {
@@ -562,7 +580,11 @@ fn measure(path: &Path) -> io::Result<u64> {
     let mut total = found.blocks() * 512;
     if found.is_dir() {
         for entry in fs::read_dir(path)? {
-            total += measure(&entry?.path())?;
+            total += match measure(&entry?.path()) {
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                size => size?,
+            };
         }
     }
     Ok(total)

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use sandbox_guest::{
-    Done, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, Response, Start, Status,
+    Done, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, Response, Start,
     mux::{Alive, Stream},
 };
 
@@ -144,34 +144,4 @@ pub(crate) fn forget(guest: &Guest, id: &str) -> Result<Response, Failure> {
         table.forget(&process);
     }
     Ok(Response::Done(Done::default()))
-}
-
-/// How the guest is.
-pub(crate) fn status(guest: &Guest) -> Status {
-    let running = lock(&guest.table).running();
-    let own = std::process::id() as Pid;
-    let supervisors = lock(&guest.supervisors);
-    let roots: Vec<Pid> = supervisors.keys().copied().collect();
-    let entries = tree::scan().unwrap_or_default();
-    let processes = if guest.alone {
-        entries
-            .iter()
-            .filter(|e| e.is_alive() && e.pid != own && !supervisors.contains_key(&e.pid))
-            .count()
-    } else {
-        tree::descendants(&entries, &roots).iter().filter(|e| e.is_alive()).count()
-    };
-    let idle = if running > 0 { 0 } else { guest.idle().as_millis() as u64 };
-    Status {
-        running: running as u32,
-        processes: processes as u32,
-        idle_ms: idle,
-        guest_memory: resident_memory(),
-    }
-}
-
-fn resident_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = text.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
 }

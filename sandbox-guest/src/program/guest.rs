@@ -35,6 +35,7 @@ pub(crate) struct Guest {
     pub(crate) idle_limit: Option<Duration>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) oom: Mutex<Oom>,
+    cpu: Mutex<Cpu>,
     last_activity: Mutex<Instant>,
 }
 
@@ -51,6 +52,15 @@ impl Deadlines {
         self.expires_at = expires_at.or(self.expires_at);
         self.lease_until = lease_until.or(self.lease_until);
     }
+}
+
+/// CPU time in the sandbox, in microseconds.
+#[derive(Default)]
+struct Cpu {
+    /// Of what has ended.
+    ended: u64,
+    /// As it was told last.
+    told: u64,
 }
 
 impl Guest {
@@ -71,6 +81,7 @@ impl Guest {
             deadlines: watch::Sender::new(deadlines),
             idle_limit: setup.idle_ms.map(Duration::from_millis),
             pool: Arc::default(),
+            cpu: Mutex::default(),
             oom: Mutex::new(Oom::new(oom)),
             last_activity: Mutex::new(Instant::now()),
         }
@@ -95,6 +106,23 @@ impl Guest {
             self.touch();
             Some(limit)
         }
+    }
+
+    /// Notes that a child was reaped that had used so much CPU time, with all that it had waited for.
+    pub(crate) fn reaped(&self, cpu_us: u64) {
+        lock(&self.cpu).ended += cpu_us;
+    }
+
+    /// CPU time of what has ended.
+    pub(crate) fn ended_cpu_us(&self) -> u64 {
+        lock(&self.cpu).ended
+    }
+
+    /// CPU time as it may be told: it never goes back.
+    pub(crate) fn note_cpu_us(&self, counted: u64) -> u64 {
+        let mut cpu = lock(&self.cpu);
+        cpu.told = cpu.told.max(counted);
+        cpu.told
     }
 }
 

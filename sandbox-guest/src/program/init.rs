@@ -151,7 +151,10 @@ fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
 /// Reaps all children that have ended: supervisors, and orphans where the guest is first.
 fn reap(guest: &Guest) {
     while let Ok(Some(child)) = sys::wait_any(false) {
-        lock(&guest.supervisors).remove(&child.pid);
+        guest.reaped(child.cpu_us);
+        if lock(&guest.supervisors).remove(&child.pid).is_some() {
+            guest.touch();
+        }
     }
 }
 

@@ -29,6 +29,7 @@ mod transfer;
 mod tree;
 mod tree_copy;
 mod tree_remove;
+mod usage;
 mod users;
 mod work;
 

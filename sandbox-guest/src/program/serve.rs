@@ -24,7 +24,7 @@ use tokio::{
 use super::{
     attach, deadline, exec, files, freeze,
     guest::{Guest, failure, lock},
-    transfer,
+    transfer, usage,
 };
 
 /// How many connections there may be at once.
@@ -101,7 +101,8 @@ impl Connection {
     async fn handle(&self, request: Request, stream: Stream) -> io::Result<()> {
         let guest = &self.guest;
         // That somebody is there is no use of the sandbox.
-        if !matches!(request, Request::Deadline { .. } | Request::Status) {
+        let looks = matches!(request, Request::Hello(_) | Request::Status);
+        if !looks && !matches!(request, Request::Deadline { .. }) {
             guest.touch();
         }
         let result = match request {
@@ -129,7 +130,7 @@ impl Connection {
             Request::Wait { process } => return self.wait(&process, stream).await,
             Request::Forget { process } => exec::forget(guest, &process),
             Request::Processes => Ok(Response::Processes(lock(&guest.table).list())),
-            Request::Status => Ok(Response::Status(exec::status(guest))),
+            Request::Status => Ok(Response::Status(usage::status(guest).await)),
             Request::Freeze => freeze::freeze(guest, self.number).await,
             Request::Thaw => freeze::thaw(guest),
             Request::File(file) => return self.file(file, stream).await,

@@ -191,6 +191,14 @@ pub struct Status {
     pub idle_ms: u64,
     /// The guest's resident memory, in bytes.
     pub guest_memory: u64,
+    /// CPU time of all those processes, and of all that have ended, in microseconds.
+    pub cpu_us: Option<u64>,
+    /// The memory of those processes, in bytes; what several share counts once.
+    pub memory: Option<u64>,
+    /// Bytes that came in through the network interfaces that the guest sees, but for the loopback.
+    pub network_received: Option<u64>,
+    /// Bytes that went out, likewise.
+    pub network_sent: Option<u64>,
 }
 
 /// Why a request failed.

@@ -16,6 +16,7 @@ mod output;
 mod safety;
 mod snapshots;
 mod starts;
+mod stats;
 mod terminal;
 
 use std::pin::Pin;
@@ -59,6 +60,7 @@ pub fn all() -> Vec<Case> {
         files::CASES,
         changes::CASES,
         limits::CASES,
+        stats::CASES,
         network::CASES,
         safety::CASES,
     ]

@@ -11,14 +11,14 @@ use std::{
 
 use sandbox_core::{Change, ChangeKind, Error, ErrorKind, Result, Root, SnapshotData, SnapshotId};
 
-use crate::{
+use super::{
     accounts,
     backend::Shared,
     error::{at, blocking, failed, lost},
     helper,
     host::HostView,
     instance::{InstanceDir, Marks, PARTS},
-    launch, plan, programs, snapshot,
+    launch, plan, snapshot,
     staging::{Kind, Wanted},
 };
 
@@ -88,7 +88,7 @@ fn prepare(shared: &Shared, dir: &InstanceDir, then: &[SnapshotId]) -> Result<Pr
     let (mounts, made) = plan::not_its_doing(spec, &view, &accounts);
     let ours = |path| Wanted { what: "sandbox's part", path, kind: Kind::Ours };
     let mut wanted = vec![
-        ours(programs::guest_dir(shared)?),
+        ours(shared.guest_dir()?),
         ours(dir.fs().join("upper")),
         ours(shared.state.layers()),
         launch::root(shared, spec, &view, run_as)?,

@@ -11,11 +11,11 @@ use sandbox_core::{
     Result, SandboxBackend, SandboxId,
 };
 
-use crate::{
-    BwrapBackend,
-    backend::Shared,
+use super::{
+    ID,
+    backend::{BwrapHost, Shared},
     cgroup::Controller,
-    error::{ID, blocking, failed},
+    error::{blocking, failed},
     instance::InstanceDir,
     launch, programs,
     sys::{ChildSetup, Stage},
@@ -24,7 +24,7 @@ use crate::{
 const OVERLAYFS: rustix::fs::FsWord = 0x794c_7630;
 
 /// Makes a sandbox, looks at it, and removes it.
-pub(crate) async fn probe(backend: &BwrapBackend) -> Result<Capabilities> {
+pub(crate) async fn probe(backend: &BwrapHost) -> Result<Capabilities> {
     let shared = backend.shared().clone();
     let version = blocking("probe", move || version(&shared)).await?;
     let request = Provision::new(SandboxId::new(), OwnerId::new(), CreateSandbox::new().spec);
@@ -56,12 +56,12 @@ struct Seen {
     paused: bool,
 }
 
-async fn look(backend: &BwrapBackend, instance: &Instance, paused: bool) -> Result<Seen> {
+async fn look(backend: &BwrapHost, instance: &Instance, paused: bool) -> Result<Seen> {
     let dir = InstanceDir::of(&backend.shared().state, &instance.id);
     blocking("probe", move || {
         let failed = |error| Error::io("probe", "looking at the trial sandbox", error);
         let guest = dir.guest().map_err(failed)?;
-        let guest = guest.ok_or_else(|| crate::error::lost("probe", "the trial sandbox ended"))?;
+        let guest = guest.ok_or_else(|| super::error::lost("probe", "the trial sandbox ended"))?;
         let own = |name: &&'static str| {
             let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{name}"));
             matches!((link("self"), link(&guest.pid.to_string())), (Ok(a), Ok(b)) if a != b)
@@ -234,8 +234,7 @@ pub(crate) fn explain(shared: &Shared, words: &str) -> Error {
     if is_on_overlay(&shared.state.root) {
         message.push_str(&format!(
             "; the state directory {} is on an overlay itself, which cannot hold the upper layer of \
-             another: name one on another filesystem, such as a volume or a tmpfs, with \
-             BwrapBackend::builder().state_dir(…)",
+             another: name one on another filesystem, such as a volume or a tmpfs, when the backend is set up",
             shared.state.root.display()
         ));
         return unavailable(message);

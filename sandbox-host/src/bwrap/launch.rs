@@ -17,7 +17,7 @@ use sandbox_core::{Error, ErrorKind, Limits, Network, Result, Root, SandboxSpec}
 use sandbox_guest::preamble;
 use tokio::sync::watch;
 
-use crate::{
+use super::{
     accounts,
     backend::Shared,
     cgroup::{Available, Controller, Joined},
@@ -28,7 +28,7 @@ use crate::{
     plan::{self, Fds, GuestLimits, Identity, Input, Sources},
     probe,
     process::{BwrapInfo, Guest},
-    programs::{find_program, guest_dir},
+    programs::find_program,
     staging::{Kind, Wanted},
     sys::ChildSetup,
 };
@@ -340,7 +340,7 @@ fn wanted(
     let mut wanted = vec![
         ours("instance's directory", dir.fs()),
         ours("layers' directory", shared.state.layers()),
-        ours("guest's directory", guest_dir(shared)?),
+        ours("guest's directory", shared.guest_dir()?),
         root,
     ];
     for mount in &spec.mounts {

@@ -9,7 +9,7 @@ use std::{
 
 use sandbox_core::{Error, ErrorKind, Result, SnapshotId};
 
-use crate::{config::State, error::at};
+use super::{config::State, error::at};
 
 /// What a snapshot's layer takes on disk, in bytes. A directory that its owner made unreadable, and that
 /// an ordinary harness therefore cannot look into, counts as itself.
@@ -23,13 +23,17 @@ pub(crate) fn of(state: &State, snapshot: &SnapshotId) -> Result<u64> {
     measure(&layer).map_err(at(OPERATION, &layer))
 }
 
-fn measure(layer: &Path) -> io::Result<u64> {
+/// What a directory takes on disk, in bytes. What is removed meanwhile counts or does not.
+pub(crate) fn measure(top: &Path) -> io::Result<u64> {
     let mut total = 0_u64;
     // Of a file with several names, each name but the first costs nothing.
     let mut seen = HashSet::new();
-    let mut next: Vec<PathBuf> = vec![layer.to_owned()];
+    let mut next: Vec<PathBuf> = vec![top.to_owned()];
     while let Some(path) = next.pop() {
-        let found = fs::symlink_metadata(&path)?;
+        let found = match fs::symlink_metadata(&path) {
+            Err(error) if is_gone(&error) && path != top => continue,
+            found => found?,
+        };
         if found.nlink() < 2 || found.is_dir() || seen.insert((found.dev(), found.ino())) {
             total += found.blocks() * 512;
         }
@@ -41,11 +45,16 @@ fn measure(layer: &Path) -> io::Result<u64> {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(error) if is_gone(&error) && path != top => {}
                 Err(error) => return Err(error),
             }
         }
     }
     Ok(total)
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]

@@ -7,15 +7,14 @@ use std::{
     time::Duration,
 };
 
-use sandbox_core::{Error, ErrorKind, Result};
+use sandbox_core::{Error, ErrorKind, GuestBinaries, Result};
 
-use crate::{backend::Shared, error::at};
+use crate::error::at;
 
-/// The directory with the guest program, written once for each program.
-pub(crate) fn guest_dir(shared: &Shared) -> Result<PathBuf> {
+/// The directory with the guest program, below the one for all of them; written once for each program.
+pub(crate) fn guest_dir(programs: &GuestBinaries, guests: &Path) -> Result<PathBuf> {
     const OPERATION: &str = "provision";
-    let guest = shared.guests.get(std::env::consts::ARCH)?;
-    let guests = shared.state.guests();
+    let guest = programs.get(std::env::consts::ARCH)?;
     let dir = guests.join(guest.checksum());
     if dir.is_dir() {
         return Ok(dir);
@@ -66,8 +65,7 @@ pub(crate) fn find_program(program: &Path) -> Result<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(is_program).ok_or_else(|| {
         let message = format!(
             "the program {} is not in PATH; install bubblewrap (the package is called bubblewrap on \
-             Debian, Ubuntu, Fedora, Arch and Alpine), or name the program with \
-             BwrapBackend::builder().program(…)",
+             Debian, Ubuntu, Fedora, Arch and Alpine), or name the program when the backend is set up",
             program.display()
         );
         Error::new(ErrorKind::Unavailable, "find bwrap", message).retryable(false)

@@ -11,7 +11,7 @@ use std::{
 use rustix::fd::OwnedFd;
 use sandbox_core::{Error, Result, SnapshotId};
 
-use crate::{
+use super::{
     backend::Shared,
     error::blocking,
     host::INSIDE_ID,

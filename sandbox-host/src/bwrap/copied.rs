@@ -9,13 +9,12 @@ use std::{
 
 use sandbox_core::{Result, SnapshotData, SnapshotId};
 
-use crate::{
+use super::{
     backend::Shared,
     config::RunAs,
     error::{at, blocking, failed},
     helper,
     instance::{InstanceDir, Marks, PARTS, private_dir},
-    programs,
     snapshot::{OPERATION, begin, describe},
     staging::{Kind, Wanted},
     tree,
@@ -51,7 +50,7 @@ pub(crate) async fn copy(
             if merges {
                 make(&to.join("upper")).map_err(at(OPERATION, &to))?;
             }
-            let guest = programs::guest_dir(&shared)?;
+            let guest = shared.guest_dir()?;
             let ours = |path| Wanted { what: "snapshot's part", path, kind: Kind::Ours };
             Ok((vec![ours(guest), ours(upper), ours(to), ours(shared.state.layers())], half))
         })

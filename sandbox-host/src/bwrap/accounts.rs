@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::host::{HOME, INSIDE_ID};
+use super::host::{HOME, INSIDE_ID};
 
 /// No list of users is longer.
 const MOST: u64 = 1024 * 1024;

@@ -18,10 +18,11 @@ use jiff::Timestamp;
 use sandbox_core::{Found, Instance, InstanceId, InstanceState, Provision, Result, SnapshotId};
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use super::{
+    ID,
     cgroup::Groups,
     config::{RunAs, State},
-    error::{ID, at, failed},
+    error::{at, failed},
     process::{BwrapInfo, Guest, boot_id},
     tree,
 };

@@ -14,10 +14,11 @@ use std::{
 
 use sandbox_core::{
     Access, Error, ErrorKind, Mount, Network, Provision, Result, Root, SandboxSpec, SnapshotId,
+    WorkspaceMode,
 };
 use sandbox_guest::{Bytes, MountStep, Setup};
 
-use crate::host::{HOME, HostView, IDENTITY_FILES, INSIDE_ID};
+use super::host::{HOME, HostView, IDENTITY_FILES, INSIDE_ID};
 
 /// The workspace, inside.
 pub(crate) const WORKSPACE: &str = "/workspace";
@@ -99,11 +100,33 @@ impl Identity {
         Self(IDENTITY_FILES.into_iter().zip(contents).collect())
     }
 
-    /// With these in place of what the root has: see [`crate::accounts`].
+    /// With these in place of what the root has: see [`super::accounts`].
     pub(crate) fn with(mut self, accounts: Vec<(&'static str, String)>) -> Self {
         self.0.extend(accounts);
         self
     }
+}
+
+/// What this backend has nothing for.
+///
+/// # Errors
+///
+/// `Unsupported`, with what to do instead.
+pub(crate) fn refuse(spec: &SandboxSpec) -> Result<()> {
+    let reason = match &spec.root {
+        Root::Standard | Root::Directory(_) => match spec.workspace_mode {
+            WorkspaceMode::Private => return Ok(()),
+            _ => {
+                "the workspace is always an overlay here, and never the directory itself; mount that \
+                 directory somewhere else with `mount_read_write`"
+            }
+        },
+        Root::Image(_) => {
+            "images are for container backends; unpack it and name the directory as the root"
+        }
+        _ => "this kind of root is not known here",
+    };
+    Err(Error::unsupported("provision", reason))
 }
 
 /// bwrap's arguments, without the program's own name.
@@ -386,6 +409,19 @@ mod tests {
         let mut request = Provision::new(sandbox, owner, spec.spec);
         request.instance = "ins_0123456789abcdef0123456789abcdef".parse().unwrap();
         request
+    }
+
+    #[test]
+    fn what_is_for_other_backends_is_refused_by_name() {
+        for (request, says) in [
+            (CreateSandbox::new().root(Root::Image("alpine".into())), "images are for container"),
+            (CreateSandbox::new().bind_workspace("/src"), "always an overlay"),
+        ] {
+            let error = refuse(&request.spec).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        refuse(&CreateSandbox::new().workspace("/src").spec).unwrap();
     }
 
     fn planned(

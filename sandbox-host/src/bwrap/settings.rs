@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::config::RunAs;
+use super::config::RunAs;
 
 /// No settings directory nests deeper.
 const DEPTH: usize = 8;

@@ -4,9 +4,6 @@ use std::{io, path::Path};
 
 use sandbox_core::{Error, ErrorKind, Result};
 
-/// The backend's id, also in its errors.
-pub(crate) const ID: &str = "bwrap";
-
 /// For `map_err`: a failed operation on a file.
 pub(crate) fn at<'a>(
     operation: &'static str,

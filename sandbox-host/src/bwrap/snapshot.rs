@@ -22,11 +22,12 @@ use sandbox_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use super::{
+    ID,
     backend::Shared,
     config::State,
     copied,
-    error::{ID, at, blocking, failed, lost},
+    error::{at, blocking, failed, lost},
     instance::{self, InstanceDir, Marks, PARTS, private_dir, write_json},
     plan::MAX_LAYERS,
     process::Worker,

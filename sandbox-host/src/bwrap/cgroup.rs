@@ -311,8 +311,27 @@ impl Groups {
         Ok(())
     }
 
+    /// Whether a limit of this kind holds for the group as a whole.
+    pub(crate) fn limits(&self, controller: Controller) -> bool {
+        self.with(controller).is_some()
+    }
+
+    /// The most memory that was ever in use, where the kernel keeps it.
+    pub(crate) fn memory_peak(&self) -> Option<u64> {
+        let directory = self.with(Controller::Memory)?;
+        let file = match directory.version {
+            Version::V1 => "memory.max_usage_in_bytes",
+            Version::V2 => "memory.peak",
+        };
+        fs::read_to_string(directory.path.join(file)).ok()?.trim().parse().ok()
+    }
+
     fn freezer(&self) -> Option<&Directory> {
-        self.directories.iter().find(|d| d.controllers.contains(&Controller::Freezer))
+        self.with(Controller::Freezer)
+    }
+
+    fn with(&self, controller: Controller) -> Option<&Directory> {
+        self.directories.iter().find(|d| d.controllers.contains(&controller))
     }
 }
 
