@@ -1,4 +1,5 @@
 //! Routes: which backends are considered, in what order they are tried, and what is told about it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{path::Path, sync::Arc, time::Duration};
 

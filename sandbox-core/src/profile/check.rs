@@ -23,7 +23,7 @@ impl Profile {
                 &format!("{said}: {}", read.chars().take(100).collect::<String>()),
             )
         })?;
-        for (field, complaint) in profile.complaints() {
+        if let Some((field, complaint)) = profile.complaints().first() {
             return Err(invalid(origin, line_of(text, field), &format!("{field}: {complaint}")));
         }
         Ok(profile)

@@ -78,7 +78,8 @@ impl From<Period> for String {
 
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = UNITS.iter().find(|(_, seconds)| self.0 >= *seconds && self.0 % seconds == 0);
+        let fits =
+            UNITS.iter().find(|(_, seconds)| self.0 >= *seconds && self.0.is_multiple_of(*seconds));
         let (unit, seconds) = fits.unwrap_or(&('s', 1));
         write!(f, "{}{unit}", self.0 / seconds)
     }

@@ -123,9 +123,8 @@ mod tests {
         let hosted =
             able().hosted(Hosting { hosts: vec!["a".into(), "b".into()], ..Hosting::default() });
         let preferring = |hosts: &[&str]| {
-            let mut spec = SandboxSpec::default();
-            spec.hosts = hosts.iter().map(|&host| host.to_owned()).collect();
-            spec
+            let hosts = hosts.iter().map(|&host| host.to_owned()).collect();
+            SandboxSpec { hosts, ..SandboxSpec::default() }
         };
         let host = |name: &str| Plan { host: Some(name.into()), ..Plan::default() };
         for (plan, spec, capabilities, says) in [

@@ -95,7 +95,7 @@ impl Tool {
         ToolDefinition {
             name: self.name(),
             description: self.description(),
-            input_schema: schema(self.arguments()),
+            input_schema: schema(&self.arguments()),
             read_only: looks,
             destructive: matches!(
                 self,
@@ -300,7 +300,7 @@ fn path() -> Argument {
     ("path", json!({"type": "string", "description": "The file's path in the sandbox."}), true)
 }
 
-fn schema(arguments: Vec<Argument>) -> Value {
+fn schema(arguments: &[Argument]) -> Value {
     let required: Vec<&str> =
         arguments.iter().filter(|(_, _, required)| *required).map(|(name, ..)| *name).collect();
     let properties: Map<String, Value> =
