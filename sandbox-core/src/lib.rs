@@ -69,7 +69,7 @@ pub use command::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
-pub use exec::{Chunk, Process};
+pub use exec::{Chunk, Process, ProcessStdin};
 pub use files::{DirEntry, FileKind, Files, Metadata, READ_LIMIT};
 pub use guest_binaries::{GUEST_DIR_VARIABLE, GuestBinaries, GuestBinary};
 pub use id::{
