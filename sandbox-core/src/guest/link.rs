@@ -9,6 +9,8 @@ use sandbox_guest::{
     preamble,
 };
 
+use tokio::io::AsyncRead;
+
 use crate::{Error, ErrorKind, GuestStream, InstanceId, Result};
 
 /// How long a guest may take to answer when it is first spoken to: it may be setting itself up.
@@ -73,17 +75,29 @@ impl Link {
         };
         match tokio::time::timeout(ANSWER, answer).await {
             Ok(result) => result,
-            Err(_) => Err(Error::new(
-                ErrorKind::Timeout,
-                "guest request",
-                format!("the guest did not answer within {} s", ANSWER.as_secs()),
-            )),
+            Err(_) => Err(late()),
         }
     }
 }
 
+/// As [`response`], within a bounded time.
+pub(crate) async fn answered<R: AsyncRead + Unpin>(stream: &mut R) -> Result<Response> {
+    match tokio::time::timeout(ANSWER, response(stream)).await {
+        Ok(result) => result,
+        Err(_) => Err(late()),
+    }
+}
+
+fn late() -> Error {
+    Error::new(
+        ErrorKind::Timeout,
+        "guest request",
+        format!("the guest did not answer within {} s", ANSWER.as_secs()),
+    )
+}
+
 /// The next message of a stream; a failure is an error.
-pub(crate) async fn response(stream: &mut Stream) -> Result<Response> {
+pub(crate) async fn response<R: AsyncRead + Unpin>(stream: &mut R) -> Result<Response> {
     match frame::read(stream).await.map_err(broken)? {
         Some(Frame::Message(payload)) => match frame::decode(&payload).map_err(garbage)? {
             Response::Failed(failure) => Err(failed(failure)),

@@ -4,4 +4,4 @@ mod attachment;
 mod link;
 
 pub(crate) use attachment::{Attachment, Item, StdinHalf};
-pub(crate) use link::{Link, broken, failed, response, unexpected};
+pub(crate) use link::{Link, answered, broken, failed, response, unexpected};

@@ -28,7 +28,10 @@ mod transfer;
 mod tree;
 mod tree_copy;
 mod tree_remove;
+mod tree_transfer;
 mod users;
+mod watch;
+mod watcher;
 mod work;
 
 use std::{ffi::OsString, io::Write, path::Path, process::ExitCode};

@@ -15,7 +15,10 @@ mod output;
 mod safety;
 mod snapshots;
 mod starts;
+mod streams;
 mod terminal;
+mod transfers;
+mod watches;
 
 use std::pin::Pin;
 
@@ -55,6 +58,9 @@ pub fn all() -> Vec<Case> {
         terminal::CASES,
         load::CASES,
         files::CASES,
+        streams::CASES,
+        transfers::CASES,
+        watches::CASES,
         changes::CASES,
         limits::CASES,
         network::CASES,
