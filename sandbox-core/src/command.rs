@@ -36,6 +36,7 @@ pub struct Command {
     pty: Option<TerminalSize>,
     timeout: Option<Duration>,
     output_limit: usize,
+    is_shell: bool,
 }
 
 /// A terminal's size in characters.
@@ -70,6 +71,7 @@ impl Command {
             pty: None,
             timeout: None,
             output_limit: DEFAULT_OUTPUT_LIMIT,
+            is_shell: false,
         }
     }
 
@@ -162,6 +164,12 @@ impl Command {
         self
     }
 
+    /// The program is a shell, to be kept for a session.
+    pub(crate) fn as_shell(mut self) -> Self {
+        self.is_shell = true;
+        self
+    }
+
     pub(crate) fn capture_limit(&self) -> usize {
         self.output_limit
     }
@@ -208,6 +216,7 @@ impl Command {
             stdin: !matches!(self.stdin, Stdin::Null),
             pty: self.pty.map(|size| PtySize { rows: size.rows, cols: size.cols }),
             output: Output::Stream,
+            shell: self.is_shell,
             timeout_ms: self
                 .timeout
                 .map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),

@@ -47,6 +47,7 @@ mod outcome;
 mod reachability;
 mod record;
 mod sandbox;
+mod shell;
 mod sink;
 mod spec;
 mod stats;
@@ -74,6 +75,7 @@ pub use outcome::{Captured, Outcome, Run};
 pub use reachability::{LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
 pub use sandbox::Sandbox;
+pub use shell::{SHELL_TEXT_LIMIT, Shell, ShellCommand, ShellOptions};
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,

@@ -6,7 +6,8 @@ use jiff::Timestamp;
 
 use crate::{
     Change, Command, Consumer, Error, ErrorKind, Files, Process, Reachability, Result, Retention,
-    Run, SandboxId, SandboxInfo, Snapshot, SnapshotId, Stats, TurnEventSink, exec,
+    Run, SandboxId, SandboxInfo, Shell, ShellOptions, Snapshot, SnapshotId, Stats, TurnEventSink,
+    exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
 };
@@ -64,6 +65,15 @@ impl Sandbox {
     /// As [`exec`](Self::exec).
     pub async fn spawn(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Process> {
         exec::spawn(self.call(sink).await?, command).await
+    }
+
+    /// Opens a shell session: one shell, in which command after command is run, its state kept in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`exec`](Self::exec); `Unsupported` if the program is no shell.
+    pub async fn shell(&self, options: ShellOptions, sink: &dyn TurnEventSink) -> Result<Shell> {
+        Shell::open(self, options, sink).await
     }
 
     /// Its files.

@@ -4,4 +4,4 @@ mod attachment;
 mod link;
 
 pub(crate) use attachment::{Attachment, Item, StdinHalf};
-pub(crate) use link::{Link, broken, failed, response, unexpected};
+pub(crate) use link::{Link, broken, failed, garbage, response, unexpected};

@@ -4,6 +4,7 @@
 mod exec;
 mod file;
 mod setup;
+mod shell;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ pub use exec::{
 };
 pub use file::{Done, Entry, FileInfo, FileKind, FileRequest};
 pub use setup::{MountStep, Setup};
+pub use shell::{SHELL_INPUT_WINDOW, ShellDone, ShellEvent, ShellRequest};
 
 /// A byte string: paths, arguments and environment need not be UTF-8.
 pub type Bytes = serde_bytes::ByteBuf;

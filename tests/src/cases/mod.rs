@@ -13,6 +13,7 @@ mod loss;
 mod network;
 mod output;
 mod safety;
+mod shell;
 mod snapshots;
 mod starts;
 mod stats;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Case> {
         output::CASES,
         ends::CASES,
         terminal::CASES,
+        shell::CASES,
         load::CASES,
         files::CASES,
         changes::CASES,
