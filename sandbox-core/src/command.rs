@@ -165,7 +165,7 @@ impl Command {
     }
 
     /// The program is a shell, to be kept for a session.
-    pub(crate) fn as_shell(mut self) -> Self {
+    pub(crate) fn into_shell(mut self) -> Self {
         self.is_shell = true;
         self
     }

@@ -105,7 +105,7 @@ impl ShellOptions {
 
     /// The command that the shell is.
     fn command(&self) -> Command {
-        let mut command = Command::new(&self.program).args(&self.args).stdin_piped().as_shell();
+        let mut command = Command::new(&self.program).args(&self.args).stdin_piped().into_shell();
         for (key, value) in &self.env {
             command = command.env(key, value);
         }

@@ -279,7 +279,7 @@ impl Keeper {
                 Frame::Data(..) => return Err(io::ErrorKind::InvalidData.into()),
                 Frame::Message(message) => match frame::decode(&message)? {
                     ShellRequest::Run { number, text, stdin } => {
-                        self.begin(number, &text, stdin)?
+                        self.begin(number, &text, stdin)?;
                     }
                     ShellRequest::End => self.end_stdin(),
                     ShellRequest::Stop => self.shell.kill()?,
