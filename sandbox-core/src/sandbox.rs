@@ -5,11 +5,13 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use crate::{
-    Change, Command, Consumer, Error, ErrorKind, Files, Process, Reachability, Result, Retention,
-    Run, SandboxId, SandboxInfo, Shell, ShellOptions, Snapshot, SnapshotId, Stats, TurnEventSink,
+    Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
+    ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, SandboxManager,
+    SandboxState, SandboxStatus, Shell, ShellOptions, Snapshot, SnapshotId, Stats, TurnEventSink,
     exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
+    processes, status,
 };
 
 /// A handle to a sandbox: an id and a manager. Cheap to clone, and never stale: after a rewind it
@@ -45,6 +47,46 @@ impl Sandbox {
         Ok(info(&record))
     }
 
+    /// How it is, for whoever asks from outside: with the way in, while it runs, and told apart whether
+    /// something runs in it.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read. What its guest or its backend cannot tell now is left out.
+    pub async fn status(&self) -> Result<SandboxStatus> {
+        let info = self.info().await?;
+        if info.state != SandboxState::Ready {
+            let state = info.state;
+            return Ok(SandboxStatus::of(info, state, None));
+        }
+        let runs = status::something_runs(&self.inner, &self.shared).await;
+        // It may have been found to be lost just now.
+        let info = self.info().await?;
+        let (state, reachability) = match info.state {
+            SandboxState::Ready => {
+                let state = if runs { SandboxState::Active } else { SandboxState::Ready };
+                (state, self.reachability().await.ok())
+            }
+            other => (other, None),
+        };
+        Ok(SandboxStatus::of(info, state, reachability))
+    }
+
+    /// The manager that it belongs to.
+    #[must_use]
+    pub fn manager(&self) -> SandboxManager {
+        SandboxManager::of(Arc::clone(&self.inner))
+    }
+
+    /// The snapshot that its present filesystem came from: the one that was taken or rewound to last.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read.
+    pub async fn based_on(&self) -> Result<Option<SnapshotId>> {
+        Ok(self.shared.record(&self.inner).await?.based_on.clone())
+    }
+
     /// Runs a command to its end and returns how it ended and what it said.
     ///
     /// A non-zero exit is a result, not an error. Dropping the future kills the command and everything
@@ -58,7 +100,9 @@ impl Sandbox {
         exec::exec(self.call(sink).await?, command).await
     }
 
-    /// Starts a command and returns a handle to it, for output as it comes.
+    /// Starts a command and returns a handle to it, for output as it comes. A command that is
+    /// [`detached`](Command::detached) goes on when the handle is dropped, also if the future is; any other
+    /// is killed.
     ///
     /// # Errors
     ///
@@ -74,6 +118,28 @@ impl Sandbox {
     /// As [`exec`](Self::exec); `Unsupported` if the program is no shell.
     pub async fn shell(&self, options: ShellOptions, sink: &dyn TurnEventSink) -> Result<Shell> {
         Shell::open(self, options, sink).await
+    }
+
+    /// The processes that were started here, by this manager or another, oldest first: those that run, and
+    /// detached ones that have ended and are still known, some thousand at most.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if the sandbox is stopped or paused, `Lost` if it is gone.
+    pub async fn processes(&self) -> Result<Vec<ProcessInfo>> {
+        processes::list(&self.inner, &self.shared).await
+    }
+
+    /// A process that was started here, by this manager or another: to read its output, wait for it, signal
+    /// or kill it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is none of this id; `Lost` if it went with an instance of the sandbox (a rewind,
+    /// a stop …), or if it ended so long ago that only the history knows; as
+    /// [`processes`](Self::processes).
+    pub async fn process(&self, id: &ProcessId) -> Result<ProcessRef> {
+        processes::open(&self.inner, &self.shared, id).await
     }
 
     /// Its files.

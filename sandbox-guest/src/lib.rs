@@ -18,7 +18,8 @@ mod protocol;
 pub use bundled::bundled;
 pub use protocol::{
     Bytes, DEFAULT_WINDOW, Done, Entry, ExitStatus, Failure, FailureKind, FileInfo, FileKind,
-    FileRequest, Hello, Input, MountStep, Output, PROTOCOL_VERSION, ProcessExit, ProcessInfo,
-    ProcessLimits, ProcessState, PtySize, Request, Response, SHELL_INPUT_WINDOW, Setup, ShellDone,
-    ShellEvent, ShellRequest, Start, Started, Status, Welcome,
+    FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output, PROTOCOL_VERSION,
+    ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request, Response,
+    SHELL_INPUT_WINDOW, Setup, ShellDone, ShellEvent, ShellRequest, Start, Started, Status,
+    Welcome,
 };

@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use sandbox_guest::{Request, ShellDone};
+use sandbox_guest::ShellDone;
 use tokio::sync::Mutex;
 
 use self::conversation::{Captures, Conversation, End};
 use crate::{
     Command, DEFAULT_OUTPUT_LIMIT, Error, ErrorKind, Known, Outcome, Process, ProcessId, Result,
-    Run, Sandbox, TurnEventSink, manager::Recorder,
+    Run, Sandbox, TurnEventSink, manager::Recorder, processes,
 };
 
 /// How long a shell may take to be ready, or to be gone.
@@ -35,6 +35,7 @@ pub struct ShellOptions {
     program: OsString,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    secrets: Vec<(OsString, String)>,
     cwd: Option<PathBuf>,
     user: Option<String>,
     output_limit: usize,
@@ -46,6 +47,7 @@ impl Default for ShellOptions {
             program: "/bin/sh".into(),
             args: Vec::new(),
             env: Vec::new(),
+            secrets: Vec::new(),
             cwd: None,
             user: None,
             output_limit: DEFAULT_OUTPUT_LIMIT,
@@ -82,6 +84,13 @@ impl ShellOptions {
         self
     }
 
+    /// Begin with this environment variable, its value a secret's; see [`Command::env_secret`].
+    #[must_use]
+    pub fn env_secret(mut self, key: impl AsRef<OsStr>, reference: impl Into<String>) -> Self {
+        self.secrets.push((key.as_ref().to_owned(), reference.into()));
+        self
+    }
+
     /// Begin in this directory; relative ones begin at the workspace.
     #[must_use]
     pub fn current_dir(mut self, dir: impl AsRef<Path>) -> Self {
@@ -108,6 +117,9 @@ impl ShellOptions {
         let mut command = Command::new(&self.program).args(&self.args).stdin_piped().into_shell();
         for (key, value) in &self.env {
             command = command.env(key, value);
+        }
+        for (key, reference) in &self.secrets {
+            command = command.env_secret(key, reference);
         }
         if let Some(cwd) = &self.cwd {
             command = command.current_dir(cwd);
@@ -438,11 +450,7 @@ fn exited(process: &ProcessId, ended: &Result<(Outcome, Option<ShellDone>)>) -> 
 
 /// Kills a session, if it can be reached; whoever cannot reach it finds it gone.
 async fn kill(recorder: &Recorder, shell: &ProcessId) {
-    let killed = async {
-        let link = recorder.shared.link(&recorder.inner).await?;
-        link.call(Request::Kill { process: shell.to_string() }).await
-    };
-    if let Err(error) = killed.await {
+    if let Err(error) = processes::kill(recorder, shell).await {
         tracing::debug!(%error, "a shell session was not killed");
     }
 }

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use sandbox_guest::{
-    Done, ExitStatus, Failure, FailureKind, Response, Start,
+    Done, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, Response, Start,
     mux::{Alive, Stream},
 };
 
@@ -39,6 +39,12 @@ fn begin(guest: &Arc<Guest>, start: Start) -> Result<Arc<Process>, Failure> {
     }
     if let Some(process) = lock(&guest.table).get(&start.id) {
         return Ok(process);
+    }
+    if let Output::Keep { limit } = start.output
+        && limit > MAX_KEPT_OUTPUT
+    {
+        let message = format!("at most {MAX_KEPT_OUTPUT} bytes of output are kept, not {limit}");
+        return Err(failure(FailureKind::Invalid, message));
     }
     if lock(&guest.frozen).is_some() {
         let message = "the sandbox is frozen for a snapshot: nothing can be started now";
@@ -104,5 +110,38 @@ pub(crate) async fn kill(guest: &Guest, id: &str) -> Result<Response, Failure> {
     tree::kill_because(guest, &process, ExitStatus::Cancelled)
         .await
         .map_err(|error| system(&format!("cannot kill the process {id:?}"), &error))?;
+    Ok(Response::Done(Done::default()))
+}
+
+/// Waits for a process's end.
+pub(crate) async fn wait(guest: &Guest, id: &str) -> Result<Response, Failure> {
+    let process = lock(&guest.table).find(id)?;
+    loop {
+        let changed = process.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        {
+            let state = process.state();
+            if let Some(exit) = &state.exit {
+                return Ok(Response::Exited(exit.clone()));
+            }
+            if let Some(Err(failure)) = &state.begun {
+                return Err(failure.clone());
+            }
+        }
+        changed.await;
+    }
+}
+
+/// Lets go of what is kept of a process that has ended.
+pub(crate) fn forget(guest: &Guest, id: &str) -> Result<Response, Failure> {
+    let mut table = lock(&guest.table);
+    if let Some(process) = table.get(id) {
+        if process.state().exit.is_none() {
+            let message = format!("the process {id:?} runs: kill it first");
+            return Err(failure(FailureKind::Invalid, message));
+        }
+        table.forget(&process);
+    }
     Ok(Response::Done(Done::default()))
 }

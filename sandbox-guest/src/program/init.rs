@@ -19,7 +19,7 @@ use super::{
     deadline,
     guest::{Guest, errno_text, lock},
     harden::{self, Hardening},
-    mounts, serve, sys,
+    mounts, oom, serve, sys,
 };
 
 /// Four for each of the processes that may run at once, and some.
@@ -62,7 +62,7 @@ fn run(setup: &mut File) -> Result<(), String> {
 
     let oom = match setup.oom_fd {
         Some(fd) => Some(sys::take_fd(fd).map_err(|error| name("the oom descriptor", &error))?),
-        None => None,
+        None => oom::find(),
     };
     mounts::run(&setup.mounts)?;
     let listener = listener(&setup)?;

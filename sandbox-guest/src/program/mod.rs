@@ -17,6 +17,7 @@ mod layers;
 mod log;
 mod merge;
 mod mounts;
+mod oom;
 mod process;
 mod pump;
 mod serve;

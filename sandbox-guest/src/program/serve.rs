@@ -127,6 +127,8 @@ impl Connection {
                 exec::signal(guest, &process, signal, tree)
             }
             Request::Kill { process } => exec::kill(guest, &process).await,
+            Request::Wait { process } => return self.wait(&process, stream).await,
+            Request::Forget { process } => exec::forget(guest, &process),
             Request::Processes => Ok(Response::Processes(lock(&guest.table).list())),
             Request::Status => Ok(Response::Status(usage::status(guest).await)),
             Request::Freeze => freeze::freeze(guest, self.number).await,
@@ -147,6 +149,16 @@ impl Connection {
             }
         };
         answer(stream, result).await
+    }
+
+    async fn wait(&self, process: &str, stream: Stream) -> io::Result<()> {
+        let (mut reader, writer) = tokio::io::split(stream);
+        let result = tokio::select! {
+            result = exec::wait(&self.guest, process) => result,
+            // Nobody says anything here: it is the client's end.
+            _ = frame::read(&mut reader) => return Ok(()),
+        };
+        answer(reader.unsplit(writer), result).await
     }
 
     fn greet(&self, hello: &Hello) -> Result<Response, Failure> {

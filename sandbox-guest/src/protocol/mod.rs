@@ -9,8 +9,8 @@ mod shell;
 use serde::{Deserialize, Serialize};
 
 pub use exec::{
-    ExitStatus, Output, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Start,
-    Started,
+    ExitStatus, KeptOutput, MAX_KEPT_OUTPUT, Output, ProcessExit, ProcessInfo, ProcessLimits,
+    ProcessState, PtySize, Start, Started,
 };
 pub use file::{Done, Entry, FileInfo, FileKind, FileRequest};
 pub use setup::{MountStep, Setup};
@@ -63,6 +63,18 @@ pub enum Request {
         /// The process's id.
         process: String,
     },
+    /// Wait for a process's end, without its output. Answered by [`Response::Exited`], however long that
+    /// takes; a client that lets go of the stream leaves the process as it is.
+    Wait {
+        /// The process's id.
+        process: String,
+    },
+    /// Let go of what is kept of a process that has ended. Answered by [`Response::Done`], also if nothing
+    /// was; one that runs is refused.
+    Forget {
+        /// The process's id.
+        process: String,
+    },
     /// Which processes are there? Answered by [`Response::Processes`].
     Processes,
     /// How is the guest? Answered by [`Response::Status`].
@@ -112,7 +124,8 @@ pub enum Response {
     Status(Status),
     /// To [`Request::Freeze`].
     Frozen {
-        /// Whether there was no process to stop.
+        /// Whether there was no process to stop, and none that has ended and whose output is kept: a new
+        /// guest would know of nothing less.
         idle: bool,
     },
     /// A file's metadata; with [`FileRequest::Read`] the first message, followed by data frames and

@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod detached;
 mod ends;
 mod events;
 mod files;
@@ -12,12 +13,16 @@ mod load;
 mod loss;
 mod network;
 mod output;
+mod profiles;
 mod safety;
+mod secrets;
+mod setup;
 mod shell;
 mod snapshots;
 mod starts;
 mod stats;
 mod terminal;
+mod tools;
 
 use std::pin::Pin;
 
@@ -54,6 +59,7 @@ pub fn all() -> Vec<Case> {
         starts::CASES,
         output::CASES,
         ends::CASES,
+        detached::CASES,
         terminal::CASES,
         shell::CASES,
         load::CASES,
@@ -63,6 +69,10 @@ pub fn all() -> Vec<Case> {
         stats::CASES,
         network::CASES,
         safety::CASES,
+        profiles::CASES,
+        setup::CASES,
+        secrets::CASES,
+        tools::CASES,
     ]
     .concat()
 }
