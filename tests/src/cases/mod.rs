@@ -17,6 +17,7 @@ mod profiles;
 mod safety;
 mod secrets;
 mod setup;
+mod shell;
 mod snapshots;
 mod starts;
 mod stats;
@@ -63,6 +64,7 @@ pub fn all() -> Vec<Case> {
         ends::CASES,
         detached::CASES,
         terminal::CASES,
+        shell::CASES,
         load::CASES,
         files::CASES,
         streams::CASES,
