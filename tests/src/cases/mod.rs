@@ -20,8 +20,11 @@ mod setup;
 mod snapshots;
 mod starts;
 mod stats;
+mod streams;
 mod terminal;
 mod tools;
+mod transfers;
+mod watches;
 
 use std::pin::Pin;
 
@@ -62,6 +65,9 @@ pub fn all() -> Vec<Case> {
         terminal::CASES,
         load::CASES,
         files::CASES,
+        streams::CASES,
+        transfers::CASES,
+        watches::CASES,
         changes::CASES,
         limits::CASES,
         stats::CASES,
