@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod connection;
 mod detached;
 mod ends;
 mod events;
@@ -55,6 +56,7 @@ pub fn all() -> Vec<Case> {
         output::CASES,
         ends::CASES,
         detached::CASES,
+        connection::CASES,
         terminal::CASES,
         load::CASES,
         files::CASES,
