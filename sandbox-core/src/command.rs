@@ -10,7 +10,10 @@ use std::{
 use sandbox_guest::{Bytes, DEFAULT_WINDOW, MAX_KEPT_OUTPUT, Output, PtySize, Start};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, ErrorKind, ProcessId, Result};
+use crate::{
+    Error, ErrorKind, ProcessId, Result,
+    secret::{self, Secret, Secrets},
+};
 
 /// How much of each output stream a [`Run`](crate::Run) keeps if nobody says otherwise, in bytes.
 pub const DEFAULT_OUTPUT_LIMIT: usize = 1024 * 1024;
@@ -40,6 +43,7 @@ pub struct Command {
     program: OsString,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    secrets: Vec<EnvSecret>,
     env_clear: bool,
     cwd: Option<PathBuf>,
     user: Option<String>,
@@ -70,6 +74,15 @@ pub struct ProcessLimits {
     pub core_size: Option<u64>,
 }
 
+/// A secret that a process gets in its environment.
+#[derive(Debug, Clone)]
+struct EnvSecret {
+    key: OsString,
+    reference: String,
+    /// Looked up when the process is about to start.
+    value: Option<Secret>,
+}
+
 /// A terminal's size in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TerminalSize {
@@ -95,6 +108,7 @@ impl Command {
             program: program.as_ref().to_owned(),
             args: Vec::new(),
             env: Vec::new(),
+            secrets: Vec::new(),
             env_clear: false,
             cwd: None,
             user: None,
@@ -136,10 +150,21 @@ impl Command {
         self
     }
 
+    /// Set an environment variable to the secret of this name, which the manager's
+    /// [`Secrets`](crate::Secrets) look up just before the process starts. The value reaches this process
+    /// and what it starts, and is in no history, event or argument.
+    #[must_use]
+    pub fn env_secret(mut self, key: impl AsRef<OsStr>, reference: impl Into<String>) -> Self {
+        let (key, reference) = (key.as_ref().to_owned(), reference.into());
+        self.secrets.push(EnvSecret { key, reference, value: None });
+        self
+    }
+
     /// Begin with an empty environment instead of the sandbox's.
     #[must_use]
     pub fn env_clear(mut self) -> Self {
         self.env.clear();
+        self.secrets.clear();
         self.env_clear = true;
         self
     }
@@ -263,6 +288,46 @@ impl Command {
             .collect()
     }
 
+    /// Looks its secrets up.
+    pub(crate) async fn look_up(&mut self, secrets: &dyn Secrets) -> Result<()> {
+        for wanted in &mut self.secrets {
+            wanted.value = Some(secret::resolve(secrets, &wanted.reference).await?);
+        }
+        Ok(())
+    }
+
+    /// The same, with these secrets under their own names.
+    #[must_use]
+    pub(crate) fn secrets_resolved(mut self, secrets: &[(String, Secret)]) -> Self {
+        self.secrets.extend(secrets.iter().map(|(reference, value)| EnvSecret {
+            key: reference.into(),
+            reference: reference.clone(),
+            value: Some(value.clone()),
+        }));
+        self
+    }
+
+    /// The secrets as environment variables.
+    fn secret_env(&self) -> Result<Vec<(Bytes, Bytes)>> {
+        let invalid = |message: String| Error::new(ErrorKind::InvalidSpec, "exec", message);
+        let pair = |secret: &EnvSecret| {
+            let EnvSecret { key, reference, value } = secret;
+            if key.is_empty() || key.as_bytes().iter().any(|byte| matches!(byte, 0 | b'=')) {
+                return Err(invalid(format!("{key:?} cannot be an environment variable")));
+            }
+            let Some(value) = value else {
+                return Err(invalid(format!("the secret {reference} was not looked up")));
+            };
+            if value.expose().contains(&0) {
+                let message =
+                    format!("the secret {reference} has a NUL byte, which no variable can");
+                return Err(invalid(message));
+            }
+            Ok((Bytes::from(key.as_bytes()), Bytes::from(value.expose())))
+        };
+        self.secrets.iter().map(pair).collect()
+    }
+
     pub(crate) fn to_start(&self, id: &ProcessId) -> Result<Start> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidSpec, "exec", message);
         if self.program.is_empty() {
@@ -290,11 +355,14 @@ impl Command {
             core_size: self.limits.core_size,
         };
         let bytes = |text: &OsString| Bytes::from(text.as_bytes().to_vec());
+        let mut env: Vec<_> =
+            self.env.iter().map(|(key, value)| (bytes(key), bytes(value))).collect();
+        env.extend(self.secret_env()?);
         Ok(Start {
             id: id.to_string(),
             program: bytes(&self.program),
             args: self.args.iter().map(bytes).collect(),
-            env: self.env.iter().map(|(key, value)| (bytes(key), bytes(value))).collect(),
+            env,
             env_clear: self.env_clear,
             cwd: self.cwd.as_ref().map(|cwd| bytes(&cwd.clone().into_os_string())),
             user: self.user.clone(),
@@ -369,6 +437,20 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::InvalidSpec);
             assert!(error.to_string().contains(says), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_looked_up_and_never_shown() {
+        let id = ProcessId::new();
+        let mut command = Command::new("x").env_secret("TOKEN", "PATH");
+        let error = command.to_start(&id).unwrap_err();
+        assert!(error.to_string().contains("PATH was not looked up"), "{error}");
+        command.look_up(&crate::EnvSecrets).await.unwrap();
+        let value = std::env::var("PATH").unwrap();
+        assert!(!format!("{command:?}").contains(&value));
+        assert!(!command.argv().iter().any(|word| word.contains(&value)));
+        let start = command.to_start(&id).unwrap();
+        assert_eq!(start.env, [(Bytes::from(&b"TOKEN"[..]), Bytes::from(value.as_bytes()))]);
     }
 
     #[test]

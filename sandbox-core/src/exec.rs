@@ -25,6 +25,7 @@ pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run
         return Err(Error::new(ErrorKind::InvalidSpec, "exec", message));
     }
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
     let whole = match command.take_stdin() {
@@ -57,6 +58,7 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
         return spawn_detached(call, command).await;
     }
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
     let (whole, piped) = match command.take_stdin() {
@@ -114,6 +116,7 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
 
 /// Starts a command that goes on without its handle, or finds the one that its key stands for.
 async fn spawn_detached(mut call: Call<'_>, mut command: Command) -> Result<Process> {
+    command.look_up(&*call.recorder().inner.secrets).await?;
     // What cannot be started is in no history.
     command.to_start(&ProcessId::new())?;
     let recorder = call.recorder();
@@ -401,6 +404,13 @@ impl Process {
         Ok(())
     }
 
+    /// Its standard input as a thing of its own, so that it can be written to while output is read: who
+    /// does one after the other may wait for ever, as the process may wait for the other. `None` if it was
+    /// not started with [`Command::stdin_piped`], was ended or was taken.
+    pub fn take_stdin(&mut self) -> Option<ProcessStdin> {
+        std::mem::take(&mut self.piped).then(|| ProcessStdin { pipe: Arc::clone(&self.pipe) })
+    }
+
     /// Tells its terminal that the size has changed.
     ///
     /// # Errors
@@ -466,5 +476,26 @@ impl Process {
         let mut call = sandbox.call(sink).await?;
         call.deliver().await;
         call.finish(result)
+    }
+}
+
+/// A process's standard input, to be written to. Dropping it ends the input after what was written.
+#[derive(Debug)]
+pub struct ProcessStdin {
+    pipe: Arc<Pipe>,
+}
+
+impl ProcessStdin {
+    /// Writes, waiting for room. A process that has ended or does not read any more takes it silently.
+    ///
+    /// If the future is dropped, the beginning may have been written.
+    pub async fn write(&mut self, bytes: &[u8]) {
+        self.pipe.write(bytes).await;
+    }
+}
+
+impl Drop for ProcessStdin {
+    fn drop(&mut self) {
+        self.pipe.end();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, collections::VecDeque, time::Duration};
 
+use sandbox_guest::ExitStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::ProcessId;
@@ -26,6 +27,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// What the guest says of a process's end.
+    pub(crate) fn of(status: ExitStatus) -> Self {
+        match status {
+            ExitStatus::Exited(code) => Self::Exited(code),
+            ExitStatus::Signaled(signal) => Self::Signaled(signal),
+            ExitStatus::TimedOut => Self::TimedOut,
+            ExitStatus::Cancelled => Self::Cancelled,
+            ExitStatus::OutOfMemory => Self::OutOfMemory,
+            _ => Self::Lost("how it ended cannot be known: its supervisor was killed".into()),
+        }
+    }
+
     /// Whether it exited with 0.
     #[must_use]
     pub fn is_success(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sandbox_guest::{ExitStatus, ProcessExit};
+use sandbox_guest::ProcessExit;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Outcome, ProcessId, Result};
@@ -106,16 +106,8 @@ impl OutputPiece {
 
 impl ProcessEnd {
     pub(crate) fn exited(exit: &ProcessExit) -> Self {
-        let outcome = match exit.status {
-            ExitStatus::Exited(code) => Outcome::Exited(code),
-            ExitStatus::Signaled(signal) => Outcome::Signaled(signal),
-            ExitStatus::TimedOut => Outcome::TimedOut,
-            ExitStatus::Cancelled => Outcome::Cancelled,
-            ExitStatus::OutOfMemory => Outcome::OutOfMemory,
-            _ => Outcome::Lost("how it ended cannot be known: its supervisor was killed".into()),
-        };
         Self {
-            outcome,
+            outcome: Outcome::of(exit.status),
             stdout: exit.stdout,
             stderr: exit.stderr,
             output_open: exit.output_open,

@@ -22,6 +22,9 @@ pub enum SandboxState {
     Provisioning,
     /// It can be used.
     Ready,
+    /// It is used: something runs in it. Its [status](crate::SandboxStatus) tells; its history does not, as
+    /// processes come and go on their own.
+    Active,
     /// Its execution is held up.
     Paused,
     /// Its processes have ended; its files are there.

@@ -6,11 +6,11 @@ use jiff::Timestamp;
 
 use crate::{
     Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
-    ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, Snapshot, SnapshotId,
-    Stats, TurnEventSink, exec,
+    ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, SandboxManager,
+    SandboxState, SandboxStatus, Snapshot, SnapshotId, Stats, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
-    processes,
+    processes, status,
 };
 
 /// A handle to a sandbox: an id and a manager. Cheap to clone, and never stale: after a rewind it
@@ -44,6 +44,46 @@ impl Sandbox {
     pub async fn info(&self) -> Result<SandboxInfo> {
         let record = self.shared.record(&self.inner).await?;
         Ok(info(&record))
+    }
+
+    /// How it is, for whoever asks from outside: with the way in, while it runs, and told apart whether
+    /// something runs in it.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read. What its guest or its backend cannot tell now is left out.
+    pub async fn status(&self) -> Result<SandboxStatus> {
+        let info = self.info().await?;
+        if info.state != SandboxState::Ready {
+            let state = info.state;
+            return Ok(SandboxStatus::of(info, state, None));
+        }
+        let runs = status::something_runs(&self.inner, &self.shared).await;
+        // It may have been found to be lost just now.
+        let info = self.info().await?;
+        let (state, reachability) = match info.state {
+            SandboxState::Ready => {
+                let state = if runs { SandboxState::Active } else { SandboxState::Ready };
+                (state, self.reachability().await.ok())
+            }
+            other => (other, None),
+        };
+        Ok(SandboxStatus::of(info, state, reachability))
+    }
+
+    /// The manager that it belongs to.
+    #[must_use]
+    pub fn manager(&self) -> SandboxManager {
+        SandboxManager::of(Arc::clone(&self.inner))
+    }
+
+    /// The snapshot that its present filesystem came from: the one that was taken or rewound to last.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read.
+    pub async fn based_on(&self) -> Result<Option<SnapshotId>> {
+        Ok(self.shared.record(&self.inner).await?.based_on.clone())
     }
 
     /// Runs a command to its end and returns how it ended and what it said.

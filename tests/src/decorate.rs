@@ -20,6 +20,10 @@ use tokio::sync::Notify;
 #[async_trait]
 #[allow(missing_docs, reason = "they are the backend's")]
 pub trait Decoration: Send + Sync + Debug {
+    async fn probe(&self, inner: &dyn SandboxBackend) -> Result<Capabilities> {
+        inner.probe().await
+    }
+
     async fn provision(&self, inner: &dyn SandboxBackend, request: &Provision) -> Result<Instance> {
         inner.provision(request).await
     }
@@ -108,7 +112,7 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
     }
 
     async fn probe(&self) -> Result<Capabilities> {
-        self.inner.probe().await
+        self.decoration.probe(&*self.inner).await
     }
 
     async fn provision(&self, request: &Provision) -> Result<Instance> {

@@ -40,6 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 pub struct DirectoryBackend {
     state: Arc<PathBuf>,
+    id: BackendId,
 }
 
 /// What is written down about an instance.
@@ -53,7 +54,14 @@ impl DirectoryBackend {
     /// With its state in this directory.
     #[must_use]
     pub fn new(state: &Path) -> Self {
-        Self { state: Arc::new(state.to_owned()) }
+        Self { state: Arc::new(state.to_owned()), id: BackendId::new(ID) }
+    }
+
+    /// The same under another id, for managers with several.
+    #[must_use]
+    pub fn called(mut self, id: &str) -> Self {
+        self.id = BackendId::new(id);
+        self
     }
 
     /// The directory that an instance shows as its workspace.
@@ -250,7 +258,7 @@ impl DirectoryBackend {
 #[async_trait]
 impl SandboxBackend for DirectoryBackend {
     fn id(&self) -> BackendId {
-        BackendId::new(ID)
+        self.id.clone()
     }
 
     async fn probe(&self) -> Result<Capabilities> {

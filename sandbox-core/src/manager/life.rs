@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{
     Inner, Recorder, Shared,
-    create::{provision_and_greet, reachability},
-    ends,
+    create::{make_instance, provision_and_greet, reachability},
+    ends, setup,
     shared::{connect, running_instance},
 };
 use crate::{
@@ -113,11 +113,12 @@ async fn make_fresh(recorder: &Recorder, record: &Record) -> Result<(Instance, L
     let (inner, shared) = (&recorder.inner, &recorder.shared);
     let id = record.backend.clone().unwrap_or_else(|| inner.backends[0].id());
     let backend = inner.backend(&id)?;
+    let secrets = setup::resolve(&record.spec.setup, &*inner.secrets).await?;
     let generation = record.generation + 1;
     let provision = inner.provision_again(shared, record, generation, None);
     let instance = provision.instance.clone();
     recorder.record(Known::Provisioning { backend: id, instance, generation }).await?;
-    let made = provision_and_greet(&*backend, &provision).await;
+    let made = make_instance(recorder, &*backend, &provision, &secrets).await;
     let (instance, link, _) = settle(recorder, "recreate", made).await?;
     Ok((instance, link, generation))
 }

@@ -314,7 +314,7 @@ pub(crate) fn running_instance(record: &Record) -> Result<&Instance> {
         Err(Error::new(kind, "use the sandbox", message).with_sandbox(&record.id))
     };
     match record.state {
-        SandboxState::Ready => {}
+        SandboxState::Ready | SandboxState::Active => {}
         SandboxState::Stopped => {
             return refuse(ErrorKind::Conflict, "it is stopped; start it first");
         }

@@ -19,6 +19,15 @@ use crate::{
 };
 
 impl SandboxManager {
+    /// The snapshot of this id, whichever sandbox it is of.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if no sandbox of this journal has it.
+    pub async fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
+        Ok(self.find_snapshot(id).await?.1)
+    }
+
     /// The snapshot of this id, and the sandbox that it is of.
     pub(super) async fn find_snapshot(&self, id: &SnapshotId) -> Result<(Arc<Shared>, Snapshot)> {
         for sandbox in self.inner.journal.live().await? {

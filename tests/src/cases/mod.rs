@@ -14,11 +14,15 @@ mod load;
 mod loss;
 mod network;
 mod output;
+mod profiles;
 mod safety;
+mod secrets;
+mod setup;
 mod snapshots;
 mod starts;
 mod stats;
 mod terminal;
+mod tools;
 
 use std::pin::Pin;
 
@@ -65,6 +69,10 @@ pub fn all() -> Vec<Case> {
         stats::CASES,
         network::CASES,
         safety::CASES,
+        profiles::CASES,
+        setup::CASES,
+        secrets::CASES,
+        tools::CASES,
     ]
     .concat()
 }
