@@ -6,14 +6,32 @@ use serde::{Deserialize, Serialize};
 
 /// How someone else can get into a sandbox.
 ///
-/// Serialized it is flat: `pid` and `workspace_dir` for a local one. A consumer branches on which field
-/// is present.
+/// Serialized it is flat: `pid` and `workspace_dir` for a local one, `container` and `workspace_dir` for a
+/// container. A consumer branches on which field is present.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum Reachability {
     /// Through a process of this host.
     Local(LocalReach),
+    /// Through a container engine.
+    Container(ContainerReach),
+}
+
+/// Through a container engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ContainerReach {
+    /// The container's id.
+    pub container: String,
+    /// The workspace, inside.
+    pub workspace_dir: PathBuf,
+    /// Where the engine listens, as `docker --host` takes it, where that is not its standard place.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub engine: Option<String>,
+    /// The user and group inside that the sandbox's processes run as.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub user: Option<(u32, u32)>,
 }
 
 /// Through a process of this host.
@@ -62,16 +80,41 @@ impl LocalReach {
     }
 }
 
+impl ContainerReach {
+    /// Into this container, into this workspace.
+    pub fn new(container: impl Into<String>, workspace_dir: impl Into<PathBuf>) -> Self {
+        let (container, workspace_dir) = (container.into(), workspace_dir.into());
+        Self { container, workspace_dir, engine: None, user: None }
+    }
+
+    /// The command line. The engine gives what it starts the rights of the container, and no more.
+    fn exec_hint(&self) -> String {
+        let mut words = vec!["docker".to_owned()];
+        if let Some(engine) = &self.engine {
+            words.extend(["--host".to_owned(), quoted(Path::new(engine))]);
+        }
+        words.extend(["exec".to_owned(), "--interactive".to_owned(), "--tty".to_owned()]);
+        if let Some((uid, gid)) = self.user {
+            words.push(format!("--user={uid}:{gid}"));
+        }
+        words.push(format!("--workdir={}", quoted(&self.workspace_dir)));
+        words.extend([quoted(Path::new(&self.container)), "/bin/sh".to_owned()]);
+        words.join(" ")
+    }
+}
+
 impl Reachability {
     /// The same as command lines.
     #[must_use]
     pub fn report(&self) -> ReachabilityReport {
-        match self {
-            Self::Local(local) => ReachabilityReport {
-                reachability: self.clone(),
-                ssh_one_liner: None,
-                local_exec_hint: Some(local.exec_hint()),
-            },
+        let hint = match self {
+            Self::Local(local) => local.exec_hint(),
+            Self::Container(container) => container.exec_hint(),
+        };
+        ReachabilityReport {
+            reachability: self.clone(),
+            ssh_one_liner: None,
+            local_exec_hint: Some(hint),
         }
     }
 }
@@ -116,7 +159,7 @@ impl LocalReach {
 /// A path as one word of a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         text
     } else {
@@ -142,6 +185,21 @@ mod tests {
                     "nsenter --target 4242 --mount --pid --net --uts --ipc -- /bin/sh",
             })
         );
+    }
+
+    #[test]
+    fn a_container_is_entered_through_its_engine() {
+        let mut container = ContainerReach::new("0123abc", "/workspace");
+        container.engine = Some("unix:///run/other docker.sock".into());
+        container.user = Some((1000, 1000));
+        let json = serde_json::to_value(Reachability::Container(container).report()).unwrap();
+        assert_eq!(
+            json["local_exec_hint"],
+            "docker --host 'unix:///run/other docker.sock' exec --interactive --tty \
+             --user=1000:1000 --workdir=/workspace 0123abc /bin/sh"
+        );
+        let read: Reachability = serde_json::from_value(json).unwrap();
+        assert!(matches!(read, Reachability::Container(_)));
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub mod tree;
 pub use bundled::bundled;
 pub use protocol::{
     Bytes, DEFAULT_WINDOW, Done, Entry, Existing, ExitStatus, Failure, FailureKind, FileEvent,
-    FileInfo, FileKind, FileRequest, Hello, Input, MountStep, Output, PROTOCOL_VERSION,
-    ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request, Response, Setup,
-    Start, Started, Status, TreeMeta, TreeRecord, Welcome, errno_text,
+    FileInfo, FileKind, FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output,
+    PROTOCOL_VERSION, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request,
+    Response, Setup, Start, Started, Status, TreeMeta, TreeRecord, Welcome, errno_text,
 };

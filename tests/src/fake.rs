@@ -20,7 +20,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
     BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
     GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
-    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
+    WorkspaceMode,
 };
 use sandbox_guest::Setup;
 
@@ -39,6 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 pub struct DirectoryBackend {
     state: Arc<PathBuf>,
+    id: BackendId,
 }
 
 /// What is written down about an instance.
@@ -52,7 +54,14 @@ impl DirectoryBackend {
     /// With its state in this directory.
     #[must_use]
     pub fn new(state: &Path) -> Self {
-        Self { state: Arc::new(state.to_owned()) }
+        Self { state: Arc::new(state.to_owned()), id: BackendId::new(ID) }
+    }
+
+    /// The same under another id, for managers with several.
+    #[must_use]
+    pub fn called(mut self, id: &str) -> Self {
+        self.id = BackendId::new(id);
+        self
     }
 
     /// The directory that an instance shows as its workspace.
@@ -249,7 +258,7 @@ impl DirectoryBackend {
 #[async_trait]
 impl SandboxBackend for DirectoryBackend {
     fn id(&self) -> BackendId {
-        BackendId::new(ID)
+        self.id.clone()
     }
 
     async fn probe(&self) -> Result<Capabilities> {
@@ -354,6 +363,21 @@ impl SandboxBackend for DirectoryBackend {
             compare(&now, then.as_deref(), Path::new("/workspace"), &mut found)
                 .map_err(at("changes", &now))?;
             Ok(found)
+        })
+        .await
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        let instance = instance.clone();
+        self.blocking(move |this| {
+            let workspace = this.workspace(&instance);
+            if !workspace.exists() {
+                return Err(Error::new(ErrorKind::Lost, "usage", "its files are gone"));
+            }
+            let mut usage = Usage::default();
+            // All of its directory is its own: a copy.
+            usage.disk = measure(&workspace).ok();
+            Ok(usage)
         })
         .await
     }
@@ -465,6 +489,8 @@ fn refuse(request: &Provision) -> Result<()> {
         "nothing limits ordinary processes together"
     } else if spec.root != Root::Standard || !spec.mounts.is_empty() {
         "an ordinary process has no filesystem of its own"
+    } else if spec.workspace_mode != WorkspaceMode::Private {
+        "the workspace is always a copy here"
     } else if request.idle_limit.is_some() {
         "the guest is not told of an idle limit"
     } else {
@@ -562,7 +588,11 @@ fn measure(path: &Path) -> io::Result<u64> {
     let mut total = found.blocks() * 512;
     if found.is_dir() {
         for entry in fs::read_dir(path)? {
-            total += measure(&entry?.path())?;
+            total += match measure(&entry?.path()) {
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                size => size?,
+            };
         }
     }
     Ok(total)

@@ -19,7 +19,7 @@ use super::{
     deadline,
     guest::{Guest, errno_text, lock},
     harden::{self, Hardening},
-    mounts, serve, sys,
+    mounts, oom, serve, sys,
 };
 
 /// Four for each of the processes that may run at once, and some.
@@ -62,7 +62,7 @@ fn run(setup: &mut File) -> Result<(), String> {
 
     let oom = match setup.oom_fd {
         Some(fd) => Some(sys::take_fd(fd).map_err(|error| name("the oom descriptor", &error))?),
-        None => None,
+        None => oom::find(),
     };
     mounts::run(&setup.mounts)?;
     let listener = listener(&setup)?;
@@ -151,7 +151,10 @@ fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
 /// Reaps all children that have ended: supervisors, and orphans where the guest is first.
 fn reap(guest: &Guest) {
     while let Ok(Some(child)) = sys::wait_any(false) {
-        lock(&guest.supervisors).remove(&child.pid);
+        guest.reaped(child.cpu_us);
+        if lock(&guest.supervisors).remove(&child.pid).is_some() {
+            guest.touch();
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod detached;
 mod ends;
 mod events;
 mod files;
@@ -12,11 +13,16 @@ mod load;
 mod loss;
 mod network;
 mod output;
+mod profiles;
 mod safety;
+mod secrets;
+mod setup;
 mod snapshots;
 mod starts;
+mod stats;
 mod streams;
 mod terminal;
+mod tools;
 mod transfers;
 mod watches;
 
@@ -55,6 +61,7 @@ pub fn all() -> Vec<Case> {
         starts::CASES,
         output::CASES,
         ends::CASES,
+        detached::CASES,
         terminal::CASES,
         load::CASES,
         files::CASES,
@@ -63,8 +70,13 @@ pub fn all() -> Vec<Case> {
         watches::CASES,
         changes::CASES,
         limits::CASES,
+        stats::CASES,
         network::CASES,
         safety::CASES,
+        profiles::CASES,
+        setup::CASES,
+        secrets::CASES,
+        tools::CASES,
     ]
     .concat()
 }
