@@ -71,7 +71,10 @@ pub use command::{
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
 pub use exec::{Chunk, Process};
-pub use files::{DirEntry, FileKind, Files, Metadata, READ_LIMIT};
+pub use files::{
+    DirEntry, DownloadOptions, Existing, FileEvent, FileKind, FileReader, FileWatch, Files,
+    LIST_LIMIT, Metadata, OutsideLinks, Progress, READ_LIMIT, ReadDir, Transferred, UploadOptions,
+};
 pub use guest_binaries::{GUEST_DIR_VARIABLE, GuestBinaries, GuestBinary};
 pub use id::{
     BackendId, EventId, InstanceId, Name, OwnerId, ProcessId, SandboxId, SnapshotId, TurnId,

@@ -9,6 +9,8 @@ use sandbox_guest::{
     preamble,
 };
 
+use tokio::io::AsyncRead;
+
 use crate::{Error, ErrorKind, GuestStream, InstanceId, Result};
 
 /// How long a guest may take to answer when it is first spoken to: it may be setting itself up.
@@ -88,7 +90,7 @@ pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Resu
 }
 
 /// The next message of a stream; a failure is an error.
-pub(crate) async fn response(stream: &mut Stream) -> Result<Response> {
+pub(crate) async fn response<R: AsyncRead + Unpin>(stream: &mut R) -> Result<Response> {
     match frame::read(stream).await.map_err(broken)? {
         Some(Frame::Message(payload)) => match frame::decode(&payload).map_err(garbage)? {
             Response::Failed(failure) => Err(failed(failure)),

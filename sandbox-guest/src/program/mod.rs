@@ -30,8 +30,11 @@ mod transfer;
 mod tree;
 mod tree_copy;
 mod tree_remove;
+mod tree_transfer;
 mod usage;
 mod users;
+mod watch;
+mod watcher;
 mod work;
 
 use std::{ffi::OsString, io::Write, path::Path, process::ExitCode};

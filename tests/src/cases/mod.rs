@@ -21,8 +21,11 @@ mod shell;
 mod snapshots;
 mod starts;
 mod stats;
+mod streams;
 mod terminal;
 mod tools;
+mod transfers;
+mod watches;
 
 use std::pin::Pin;
 
@@ -64,6 +67,9 @@ pub fn all() -> Vec<Case> {
         shell::CASES,
         load::CASES,
         files::CASES,
+        streams::CASES,
+        transfers::CASES,
+        watches::CASES,
         changes::CASES,
         limits::CASES,
         stats::CASES,
