@@ -230,6 +230,7 @@ pub(crate) fn setup(input: &Input<'_>) -> Result<Setup> {
         instance: request.instance.to_string(),
         listen_fd: Some(input.fds.listen),
         listen_path: None,
+        listen_peer: None,
         mounts: mounts(input, &env)?,
         workspace: WORKSPACE.to_owned(),
         env,
@@ -238,6 +239,7 @@ pub(crate) fn setup(input: &Input<'_>) -> Result<Setup> {
         max_processes: input.guest_limits.processes,
         max_address_space: input.guest_limits.address_space,
         oom_fd: input.fds.oom,
+        oom_paths: Vec::new(),
         expires_at: request.expires_at.map(milliseconds),
         lease_until: request.lease_until.map(milliseconds),
         idle_ms: request

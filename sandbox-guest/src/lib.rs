@@ -10,12 +10,14 @@
 //! channel. Process streams add windows and offsets, so that a cut connection loses and doubles nothing.
 
 mod bundled;
+mod content;
 pub mod frame;
 pub mod mux;
 pub mod preamble;
 mod protocol;
 
 pub use bundled::bundled;
+pub use content::ContentHash;
 pub use protocol::{
     Bytes, DEFAULT_WINDOW, Done, Entry, ExitStatus, Failure, FailureKind, FileInfo, FileKind,
     FileRequest, Hello, Input, MountStep, Output, PROTOCOL_VERSION, ProcessExit, ProcessInfo,

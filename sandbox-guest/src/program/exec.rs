@@ -112,12 +112,14 @@ pub(crate) fn status(guest: &Guest) -> Status {
     let running = lock(&guest.table).running();
     let own = std::process::id() as Pid;
     let supervisors = lock(&guest.supervisors);
+    let bridges = lock(&guest.bridges);
     let roots: Vec<Pid> = supervisors.keys().copied().collect();
     let entries = tree::scan().unwrap_or_default();
     let processes = if guest.alone {
         entries
             .iter()
-            .filter(|e| e.is_alive() && e.pid != own && !supervisors.contains_key(&e.pid))
+            .filter(|e| e.is_alive() && e.pid != own)
+            .filter(|e| !supervisors.contains_key(&e.pid) && !bridges.contains(&e.pid))
             .count()
     } else {
         tree::descendants(&entries, &roots).iter().filter(|e| e.is_alive()).count()
