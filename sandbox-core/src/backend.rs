@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     BackendId, Capabilities, InstanceId, OwnerId, Reachability, Result, SandboxId, SandboxSpec,
-    SnapshotId,
+    SnapshotId, Usage,
 };
 
 /// Makes instances.
@@ -101,6 +101,15 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
         instance: &Instance,
         since: Option<&SnapshotData>,
     ) -> Result<Vec<Change>>;
+
+    /// What only the backend knows of what an instance uses and may use: what its limits are, and what
+    /// it takes on disk. What it does not know is `None`; the guest tells the rest, and what both know
+    /// is taken from the guest. May take as long as a walk through the instance's own files.
+    ///
+    /// # Errors
+    ///
+    /// `Lost` if the instance is gone. A figure that cannot be read is no error.
+    async fn usage(&self, instance: &Instance) -> Result<Usage>;
 
     /// Stops all execution, keeping it in memory.
     ///

@@ -15,6 +15,42 @@ pub struct Capabilities {
     pub version: String,
     /// Each feature that was looked into.
     pub features: BTreeMap<Feature, Support>,
+    /// Where its sandboxes are, and what they cost.
+    #[serde(default)]
+    pub hosting: Hosting,
+}
+
+/// Where a backend's sandboxes are, and what they cost. The default is this machine, for nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hosting {
+    /// On machines of one's own, not on a provider's.
+    pub self_hosted: bool,
+    /// What a sandbox costs in an hour, in millionths of a US dollar.
+    pub micro_usd_per_hour: u64,
+    /// The hosts that can be chosen from, for backends that have hosts.
+    pub hosts: Vec<String>,
+}
+
+impl Default for Hosting {
+    fn default() -> Self {
+        Self { self_hosted: true, micro_usd_per_hour: 0, hosts: Vec::new() }
+    }
+}
+
+/// How far a sandbox is kept apart from its host, the least first.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolation {
+    /// Processes with a directory of their own; nothing keeps them there.
+    #[default]
+    Process,
+    /// Namespaces and a filter of system calls: the host's kernel, and nothing else of the host.
+    Container,
+    /// A kernel of its own.
+    MicroVm,
 }
 
 /// Something a backend may be able to do.
@@ -36,6 +72,8 @@ pub enum Feature {
     Snapshot,
     /// Snapshots while processes run.
     SnapshotLive,
+    /// Snapshots in which files with holes keep them, and do not take up their whole size.
+    SparseSnapshots,
     /// Pause and resume.
     Pause,
     /// Stop and start.
@@ -48,6 +86,10 @@ pub enum Feature {
     ProcessIsolation,
     /// Terminals.
     Pty,
+    /// A kernel that is not the host's.
+    OwnKernel,
+    /// Container images as the root.
+    Images,
 }
 
 /// How far something is supported.
@@ -74,7 +116,32 @@ pub enum Level {
 impl Capabilities {
     /// Nothing yet.
     pub fn new(backend: BackendId, version: impl Into<String>) -> Self {
-        Self { backend, version: version.into(), features: BTreeMap::new() }
+        Self {
+            backend,
+            version: version.into(),
+            features: BTreeMap::new(),
+            hosting: Hosting::default(),
+        }
+    }
+
+    /// The same, hosted like this.
+    #[must_use]
+    pub fn hosted(mut self, hosting: Hosting) -> Self {
+        self.hosting = hosting;
+        self
+    }
+
+    /// How far its sandboxes are kept apart from the host, as its features say.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        let has = |feature| self.level(feature) == Level::Full;
+        if has(Feature::OwnKernel) {
+            Isolation::MicroVm
+        } else if has(Feature::ProcessIsolation) && has(Feature::SyscallFilter) {
+            Isolation::Container
+        } else {
+            Isolation::Process
+        }
     }
 
     /// The same, with one feature more.
@@ -100,5 +167,29 @@ impl Capabilities {
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
+    }
+}
+
+impl fmt::Display for Isolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn isolation_is_what_the_features_say() {
+        let none = Capabilities::new(BackendId::new("x"), "1");
+        assert_eq!(none.isolation(), Isolation::Process);
+        let some = none.with(Feature::ProcessIsolation, Level::Full, "seen");
+        assert_eq!(some.isolation(), Isolation::Process, "without a filter it is no container");
+        let container = some.with(Feature::SyscallFilter, Level::Full, "seen");
+        assert_eq!(container.isolation(), Isolation::Container);
+        let machine = container.with(Feature::OwnKernel, Level::Full, "seen");
+        assert_eq!(machine.isolation(), Isolation::MicroVm);
+        assert!(Isolation::Process < Isolation::Container);
     }
 }

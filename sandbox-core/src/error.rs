@@ -47,6 +47,8 @@ pub enum ErrorKind {
     EventDelivery,
     /// The guest broke the protocol, or failed in a way that has no kind of its own.
     Guest,
+    /// A setup command failed; the message has what it said.
+    Setup,
     /// The journal cannot be read or written.
     Journal,
     /// The backend failed in a way that has no kind of its own.

@@ -47,6 +47,7 @@ pub enum EventKind {
 
 /// The kinds that this library knows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "events are few, and kept behind pointers")]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Known {

@@ -1,69 +1,78 @@
 //! Running commands.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use sandbox_guest::{ExitStatus, Input, ProcessExit, PtySize, Request, Start};
+use sandbox_guest::{PtySize, Request, Start};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    Command, Error, ErrorKind, Known, Outcome, ProcessId, Result, Run, TerminalSize, TurnEventSink,
+    Command, Error, ErrorKind, Known, Outcome, OutputPiece, OutputStream, ProcessEnd, ProcessId,
+    Result, Run, TerminalSize, TurnEventSink,
     command::Stdin,
-    guest::{Attachment, Item, Link, StdinHalf},
-    manager::{Call, Recorder},
-    outcome::Capture,
+    guest::{Link, Pipe, Taken},
+    manager::{Call, Recorder, ends},
+    processes,
+    session::{Captures, Input, Session},
 };
-
-/// How long a start waits for a snapshot that is being taken.
-const THAW: Duration = Duration::from_secs(60);
-
-/// How long a cut connection is tried to be made anew.
-const RECONNECT: Duration = Duration::from_secs(30);
 
 /// How much output waits for a slow reader, in pieces of up to 64 KiB.
 const QUEUE: usize = 16;
 
 /// See [`crate::Sandbox::exec`].
 pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run> {
+    if command.is_detached() {
+        let message = "exec waits for its command's end: start a detached one with spawn";
+        return Err(Error::new(ErrorKind::InvalidSpec, "exec", message));
+    }
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
-    let input = match command.take_stdin() {
+    let whole = match command.take_stdin() {
         Stdin::Bytes(bytes) => Some(bytes),
         Stdin::Null | Stdin::Piped => None,
     };
+    let input = Input { whole, pipe: None };
     let recorder = call.recorder();
     recorder.record(started(&process, &command)).await?;
     // From here on what was begun gets its end, also if nobody waits for the sink.
     let mut guard = Guard::new(recorder, process.clone());
     call.deliver().await;
-    let mut captured = Captures::new(limit);
+    let mut captured = Captures::new(limit, Taken::default());
     let ended = async {
-        let mut session = Session::start(call.recorder(), process.clone(), start, input).await?;
+        let mut session =
+            Session::start(call.recorder(), process.clone(), start, input, None).await?;
         session.run(&mut captured).await
     };
     let ended = ended.await;
     guard.ended(exited(&process, &ended));
     call.record(exited(&process, &ended)).await?;
     guard.disarm();
-    let result = ended.map(|ended| ended.into_run(process, captured));
+    let result = ended.map(|ended| captured.into_run(process, ended));
     call.finish(result)
 }
 
 /// See [`crate::Sandbox::spawn`].
 pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Process> {
+    if command.is_detached() {
+        return spawn_detached(call, command).await;
+    }
     let process = ProcessId::new();
+    command.look_up(&*call.recorder().inner.secrets).await?;
     let start = command.to_start(&process)?;
     let limit = command.capture_limit();
-    let (input, piped) = match command.take_stdin() {
+    let (whole, piped) = match command.take_stdin() {
         Stdin::Bytes(bytes) => (Some(bytes), false),
         Stdin::Null => (None, false),
         Stdin::Piped => (None, true),
     };
+    let pipe = Arc::new(Pipe::default());
+    let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
     let recorder = call.recorder();
     recorder.record(started(&process, &command)).await?;
     let mut guard = Guard::new(recorder.clone(), process.clone());
     call.deliver().await;
-    let session = Session::start(recorder.clone(), process.clone(), start, input).await;
+    let session = Session::start(recorder.clone(), process.clone(), start, input, None).await;
     let mut session = match session {
         Ok(session) => session,
         Err(error) => {
@@ -72,36 +81,158 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
             return call.finish(Err(error));
         }
     };
-    let pid = session.attachment.started().pid;
-    let stdin = piped.then(|| (session.attachment.stdin(), 0));
-    let control = session.attachment.stdin();
-    let (mut output, chunks) = mpsc::channel(QUEUE);
+    let (mut output, pieces) = mpsc::channel(QUEUE);
     let (done, ended) = watch::channel(None);
-    let id = process.clone();
+    let handle = Process {
+        recorder: recorder.clone(),
+        id: process.clone(),
+        pid: session.pid(),
+        pipe: Arc::clone(&pipe),
+        piped,
+        pieces,
+        next: Taken::default(),
+        missed: 0,
+        ended,
+        limit,
+    };
     tokio::spawn(async move {
         // Whoever lets go of the handle lets go of the process.
         let result = tokio::select! {
             result = session.run(&mut output) => Some(result),
             () = done.closed() => None,
         };
+        pipe.close();
         if let Some(result) = result {
             guard.disarm();
-            if let Err(error) = recorder.record(exited(&id, &result)).await {
+            if let Err(error) = recorder.record(exited(&process, &result)).await {
                 tracing::warn!(%error, "a process's end could not be recorded");
             }
             let _ = done.send(Some(result));
         }
     });
-    let handle = Process { id: process, pid, stdin, control, chunks, ended, limit };
     call.deliver().await;
     call.finish(Ok(handle))
+}
+
+/// Starts a command that goes on without its handle, or finds the one that its key stands for.
+async fn spawn_detached(mut call: Call<'_>, mut command: Command) -> Result<Process> {
+    command.look_up(&*call.recorder().inner.secrets).await?;
+    // What cannot be started is in no history.
+    command.to_start(&ProcessId::new())?;
+    let recorder = call.recorder();
+    // A loss is noticed before anything is begun.
+    recorder.shared.link(&recorder.inner).await?;
+    let begun = recorder.begin_detached(command.get_key(), command.argv()).await?;
+    call.deliver().await;
+    let start = command.to_start(&begun.id)?;
+    let whole = match command.take_stdin() {
+        Stdin::Bytes(bytes) => Some(bytes),
+        Stdin::Null | Stdin::Piped => None,
+    };
+    let limit = command.capture_limit();
+    // In a task of its own: what was begun is started, also if nobody waits for that.
+    let pipe = Arc::new(Pipe::default());
+    let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
+    let id = begun.id.clone();
+    let task = tokio::spawn(launch(recorder.clone(), begun, start, input));
+    let launched = task.await.unwrap_or_else(|error| {
+        let message = "the start was broken off";
+        Err(Error::new(ErrorKind::Cancelled, "spawn", message).with_source(error))
+    });
+    call.deliver().await;
+    let session = match launched {
+        Ok(session) => session,
+        Err(error) => return call.finish(Err(error)),
+    };
+    let handle = follow(recorder, id, pipe, session, limit);
+    call.finish(Ok(handle))
+}
+
+async fn launch(
+    recorder: Recorder,
+    begun: ends::Begun,
+    start: Start,
+    input: Input,
+) -> Result<Session> {
+    let (id, since) = (begun.id, begun.since);
+    if begun.known {
+        let attached = Session::attach(recorder.clone(), id.clone(), Taken::default()).await;
+        match (attached, begun.outcome) {
+            (Err(error), outcome) if error.kind() == ErrorKind::NotFound => {
+                if let Some(outcome) = outcome {
+                    return Err(processes::gone(&id, &outcome));
+                }
+                // Somebody else is about to start it, or was: whoever is first does.
+            }
+            (attached, _) => return attached,
+        }
+    }
+    let started = async {
+        let mut session =
+            Session::start(recorder.clone(), id.clone(), start, input, Some(since)).await?;
+        session.feed().await?;
+        Ok::<_, Error>(session)
+    };
+    match started.await {
+        Ok(session) => {
+            ends::watch(&recorder.inner, &recorder.shared, &id);
+            Ok(session)
+        }
+        Err(error) => {
+            if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
+                // Whether it runs, the guest knows.
+                ends::watch(&recorder.inner, &recorder.shared, &id);
+            } else {
+                ends::record(&recorder, &id, Err(error.to_string())).await?;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// A handle to a detached process, which it goes on without.
+fn follow(
+    recorder: Recorder,
+    id: ProcessId,
+    pipe: Arc<Pipe>,
+    mut session: Session,
+    limit: usize,
+) -> Process {
+    let (mut output, pieces) = mpsc::channel(QUEUE);
+    let (done, ended) = watch::channel(None);
+    let handle = Process {
+        recorder: recorder.clone(),
+        id: id.clone(),
+        pid: session.pid(),
+        pipe: Arc::clone(&pipe),
+        piped: false,
+        pieces,
+        next: Taken::default(),
+        missed: 0,
+        ended,
+        limit,
+    };
+    tokio::spawn(async move {
+        let result = tokio::select! {
+            result = session.run(&mut output) => result,
+            () = done.closed() => return,
+        };
+        pipe.close();
+        if let Ok(end) = &result
+            && let Err(error) = ends::record(&recorder, &id, Ok(end.outcome.clone())).await
+        {
+            tracing::warn!(%error, "a process's end could not be recorded");
+        }
+        let _ = done.send(Some(result));
+    });
+    handle
 }
 
 fn started(process: &ProcessId, command: &Command) -> Known {
     Known::ProcessStarted { process: process.clone(), argv: command.argv(), detached: false }
 }
 
-fn exited(process: &ProcessId, ended: &Result<Ended>) -> Known {
+fn exited(process: &ProcessId, ended: &Result<ProcessEnd>) -> Known {
     let process = process.clone();
     match ended {
         Ok(ended) => {
@@ -109,201 +240,6 @@ fn exited(process: &ProcessId, ended: &Result<Ended>) -> Known {
         }
         Err(error) => {
             Known::ProcessExited { process, outcome: None, error: Some(error.to_string()) }
-        }
-    }
-}
-
-/// How a process ended, and the figures of its end where the guest told them.
-#[derive(Debug, Clone)]
-struct Ended {
-    outcome: Outcome,
-    exit: Option<ProcessExit>,
-}
-
-impl Ended {
-    fn exited(exit: ProcessExit) -> Self {
-        let outcome = match exit.status {
-            ExitStatus::Exited(code) => Outcome::Exited(code),
-            ExitStatus::Signaled(signal) => Outcome::Signaled(signal),
-            ExitStatus::TimedOut => Outcome::TimedOut,
-            ExitStatus::Cancelled => Outcome::Cancelled,
-            ExitStatus::OutOfMemory => Outcome::OutOfMemory,
-            _ => Outcome::Lost("how it ended cannot be known: its supervisor was killed".into()),
-        };
-        Self { outcome, exit: Some(exit) }
-    }
-
-    fn lost(reason: String) -> Self {
-        Self { outcome: Outcome::Lost(reason), exit: None }
-    }
-
-    fn into_run(self, process: ProcessId, captured: Captures) -> Run {
-        let exit = self.exit;
-        let figure = |of: fn(&ProcessExit) -> u64| exit.as_ref().map_or(0, of);
-        Run {
-            process,
-            outcome: self.outcome,
-            stdout: captured.stdout.finish(),
-            stderr: captured.stderr.finish(),
-            output_open: exit.as_ref().is_some_and(|exit| exit.output_open),
-            duration: Duration::from_micros(figure(|exit| exit.duration_us)),
-            cpu: Duration::from_micros(figure(|exit| exit.cpu_us)),
-            max_memory: figure(|exit| exit.max_memory),
-        }
-    }
-}
-
-/// Where output goes as it comes.
-trait Outlet: Send {
-    fn give(&mut self, chunk: Chunk) -> impl Future<Output = ()> + Send;
-}
-
-/// Output that is kept within limits.
-struct Captures {
-    stdout: Capture,
-    stderr: Capture,
-}
-
-impl Captures {
-    fn new(limit: usize) -> Self {
-        Self { stdout: Capture::new(limit), stderr: Capture::new(limit) }
-    }
-
-    fn push(&mut self, chunk: &Chunk) {
-        match chunk {
-            Chunk::Stdout(bytes) => self.stdout.push(bytes),
-            Chunk::Stderr(bytes) => self.stderr.push(bytes),
-        }
-    }
-}
-
-impl Outlet for Captures {
-    async fn give(&mut self, chunk: Chunk) {
-        self.push(&chunk);
-    }
-}
-
-impl Outlet for mpsc::Sender<Chunk> {
-    async fn give(&mut self, chunk: Chunk) {
-        // Once nobody wants the output it is let go of.
-        let _ = self.send(chunk).await;
-    }
-}
-
-/// A process and the attachment to it, across cut connections.
-struct Session {
-    recorder: Recorder,
-    process: ProcessId,
-    attachment: Attachment,
-    input: Option<Vec<u8>>,
-}
-
-impl Session {
-    /// Starts it, waiting for a snapshot that is being taken.
-    async fn start(
-        recorder: Recorder,
-        process: ProcessId,
-        start: Start,
-        input: Option<Vec<u8>>,
-    ) -> Result<Self> {
-        let deadline = tokio::time::Instant::now() + THAW;
-        let mut pause = Duration::from_millis(1);
-        loop {
-            let link = recorder.shared.link(&recorder.inner).await?;
-            match Attachment::start(&link, start.clone()).await {
-                Ok(attachment) => {
-                    return Ok(Self { recorder, process, attachment, input });
-                }
-                // Frozen, or replaced while we asked: the same id starts nothing twice.
-                Err(error) if error.is_retryable() && tokio::time::Instant::now() < deadline => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_millis(50));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Runs it to its end, its output given away as it comes.
-    async fn run(&mut self, outlet: &mut impl Outlet) -> Result<Ended> {
-        loop {
-            let cut = match self.run_attached(outlet).await {
-                Ok(exit) => return Ok(Ended::exited(exit)),
-                Err(error) if error.kind() == ErrorKind::Unavailable => error,
-                Err(error) => return Err(error),
-            };
-            match self.attach_again(cut).await? {
-                Some(lost) => return Ok(lost),
-                None => continue,
-            }
-        }
-    }
-
-    async fn run_attached(&mut self, outlet: &mut impl Outlet) -> Result<ProcessExit> {
-        let stdin = self.attachment.stdin();
-        let from = self.attachment.started().stdin;
-        let input = self.input.as_deref();
-        let feed = async {
-            match input {
-                Some(bytes) => stdin.send_all(bytes, from).await,
-                None => Ok(()),
-            }
-        };
-        let attachment = &mut self.attachment;
-        let read = async {
-            loop {
-                match attachment.next().await? {
-                    Item::Exited(exit) => return Ok(exit),
-                    Item::Stdout(bytes) => outlet.give(Chunk::Stdout(bytes)).await,
-                    Item::Stderr(bytes) => outlet.give(Chunk::Stderr(bytes)).await,
-                }
-            }
-        };
-        tokio::pin!(feed, read);
-        let mut feeding = input.is_some();
-        loop {
-            tokio::select! {
-                biased;
-                result = &mut read => return result,
-                // A cut shows on the reading side too.
-                _ = &mut feed, if feeding => feeding = false,
-            }
-        }
-    }
-
-    /// Attaches anew where the cut attachment ended; or says why that cannot be.
-    async fn attach_again(&mut self, cut: Error) -> Result<Option<Ended>> {
-        let deadline = tokio::time::Instant::now() + RECONNECT;
-        let mut pause = Duration::from_millis(1);
-        let old = self.recorder.shared.id.clone();
-        loop {
-            let attached = async {
-                let link = self.recorder.shared.link(&self.recorder.inner).await?;
-                Attachment::attach(&link, &self.process, self.attachment.taken()).await
-            };
-            match attached.await {
-                Ok(attachment) => {
-                    self.attachment = attachment;
-                    return Ok(None);
-                }
-                // A new instance does not know the old one's processes.
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    let reason = "the sandbox got a new instance (rewound, restarted or replaced)";
-                    return Ok(Some(Ended::lost(reason.into())));
-                }
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Lost | ErrorKind::Conflict)
-                        && !error.is_retryable() =>
-                {
-                    return Ok(Some(Ended::lost(error.message().to_owned())));
-                }
-                Err(error) if tokio::time::Instant::now() < deadline => {
-                    tracing::debug!(sandbox = %old, %error, "not attached yet");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_millis(500));
-                }
-                Err(_) => return Ok(Some(Ended::lost(cut.to_string()))),
-            }
         }
     }
 }
@@ -368,7 +304,7 @@ async fn cancel(recorder: &Recorder, process: ProcessId) -> Known {
     Known::ProcessExited { process, outcome, error }
 }
 
-async fn kill(link: &Link, process: &ProcessId) -> Result<()> {
+pub(crate) async fn kill(link: &Link, process: &ProcessId) -> Result<()> {
     match link.call(Request::Kill { process: process.to_string() }).await {
         // It never started, or has been forgotten since it ended.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -385,15 +321,19 @@ pub enum Chunk {
     Stderr(Vec<u8>),
 }
 
-/// A running command. Dropping it kills the command and all that it started.
+/// A running command. Dropping it kills the command and all that it started; a detached one goes on.
 #[derive(Debug)]
 pub struct Process {
+    recorder: Recorder,
     id: ProcessId,
     pid: u32,
-    stdin: Option<(StdinHalf, u64)>,
-    control: StdinHalf,
-    chunks: mpsc::Receiver<Chunk>,
-    ended: watch::Receiver<Option<Result<Ended>>>,
+    pipe: Arc<Pipe>,
+    /// Whether its standard input is written to, and has not ended.
+    piped: bool,
+    pieces: mpsc::Receiver<OutputPiece>,
+    next: Taken,
+    missed: u64,
+    ended: watch::Receiver<Option<Result<ProcessEnd>>>,
     limit: usize,
 }
 
@@ -412,76 +352,120 @@ impl Process {
 
     /// The next piece of its output; `None` when there is no more. Safe to cancel.
     ///
-    /// A process whose output nobody takes waits, once some two MiB have piled up.
+    /// A process whose output nobody takes waits, once some two MiB have piled up. A detached one does not
+    /// wait: what gave way to newer output is skipped, and counted by [`missed_output`](Self::missed_output).
     pub async fn next_output(&mut self) -> Option<Chunk> {
-        self.chunks.recv().await
+        let piece = self.pieces.recv().await?;
+        let next = match piece.stream {
+            OutputStream::Stdout => &mut self.next.stdout,
+            OutputStream::Stderr => &mut self.next.stderr,
+        };
+        self.missed = self.missed.saturating_add(piece.offset.saturating_sub(*next));
+        *next = piece.end();
+        Some(match piece.stream {
+            OutputStream::Stdout => Chunk::Stdout(piece.bytes),
+            OutputStream::Stderr => Chunk::Stderr(piece.bytes),
+        })
+    }
+
+    /// How many bytes of its output were not kept until they could be read here. Always 0 but for a
+    /// detached process.
+    #[must_use]
+    pub fn missed_output(&self) -> u64 {
+        self.missed
     }
 
     /// Writes to its standard input, waiting for room. A process that has ended or does not read any
-    /// more takes it silently.
+    /// more takes it silently. A cut connection loses and doubles nothing.
+    ///
+    /// If the future is dropped, the beginning may have been written.
     ///
     /// # Errors
     ///
-    /// `InvalidSpec` if it was not started with [`Command::stdin_piped`], or its input was ended;
-    /// `Unavailable` if the connection is cut.
+    /// `InvalidSpec` if it was not started with [`Command::stdin_piped`], or its input was ended.
     pub async fn write_stdin(&mut self, bytes: &[u8]) -> Result<()> {
-        let Some((stdin, offset)) = &mut self.stdin else {
+        if !self.piped {
             let message = "the process has no piped standard input, or it was ended";
             return Err(Error::new(ErrorKind::InvalidSpec, "write stdin", message));
-        };
-        stdin.send(bytes, *offset).await?;
-        *offset += bytes.len() as u64;
+        }
+        self.pipe.write(bytes).await;
         Ok(())
     }
 
-    /// Ends its standard input.
+    /// Ends its standard input, after what was written.
     ///
     /// # Errors
     ///
-    /// `Unavailable` if the connection is cut.
+    /// None at present.
     pub async fn end_stdin(&mut self) -> Result<()> {
-        match self.stdin.take() {
-            Some((stdin, _)) => stdin.end().await,
-            None => Ok(()),
+        if std::mem::take(&mut self.piped) {
+            self.pipe.end();
         }
+        Ok(())
     }
 
     /// Tells its terminal that the size has changed.
     ///
     /// # Errors
     ///
-    /// `InvalidSpec` for no rows or columns; `Unavailable` if the connection is cut.
+    /// `InvalidSpec` for no rows or columns.
     pub async fn resize(&self, size: TerminalSize) -> Result<()> {
         if size.rows == 0 || size.cols == 0 {
             let message = "a terminal has at least one row and one column";
             return Err(Error::new(ErrorKind::InvalidSpec, "resize", message));
         }
-        let size = PtySize { rows: size.rows, cols: size.cols };
-        self.control.message(&Input::Resize(size)).await
+        self.pipe.resize(PtySize { rows: size.rows, cols: size.cols });
+        Ok(())
+    }
+
+    /// Sends it a signal, by its number on Linux.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if it has ended; `InvalidSpec` if there is no such signal. `Unavailable` if the connection
+    /// was cut: whether it was sent is then not known.
+    pub async fn signal(&self, signal: i32) -> Result<()> {
+        processes::signal(&self.recorder, &self.id, signal, false).await
+    }
+
+    /// Sends a signal to it and to everything that it started, whatever session that moved to.
+    ///
+    /// # Errors
+    ///
+    /// As [`signal`](Self::signal).
+    pub async fn signal_tree(&self, signal: i32) -> Result<()> {
+        processes::signal(&self.recorder, &self.id, signal, true).await
+    }
+
+    /// Kills it and everything that it started; its outcome is then `Cancelled`. Returns when nothing of it
+    /// is left. Killing one that has ended is no error.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` or `Lost` if the sandbox cannot be reached.
+    pub async fn kill(&self) -> Result<()> {
+        processes::kill(&self.recorder, &self.id).await
     }
 
     /// Waits for its end, ends its standard input, and returns what it said that was not taken before.
-    /// Dropping the future kills it.
+    /// Dropping the future kills it, unless it is detached.
     ///
     /// # Errors
     ///
     /// If the guest broke the protocol.
     pub async fn wait(mut self, sandbox: &crate::Sandbox, sink: &dyn TurnEventSink) -> Result<Run> {
-        self.end_stdin().await.or_else(|error| match error.kind() {
-            ErrorKind::Unavailable => Ok(()),
-            _ => Err(error),
-        })?;
-        let mut captured = Captures::new(self.limit);
-        while let Some(chunk) = self.next_output().await {
-            captured.push(&chunk);
+        self.end_stdin().await?;
+        let mut captured = Captures::new(self.limit, self.next);
+        while let Some(piece) = self.pieces.recv().await {
+            captured.push(&piece);
         }
         let mut ended = self.ended.clone();
         let ended = match ended.wait_for(Option::is_some).await {
             Ok(ended) => ended.clone(),
             Err(_) => None,
         };
-        let ended = ended.unwrap_or_else(|| Ok(Ended::lost("the runtime was shut down".into())));
-        let result = ended.map(|ended| ended.into_run(self.id.clone(), captured));
+        let ended = ended.unwrap_or_else(|| Ok(ProcessEnd::lost("the runtime was shut down")));
+        let result = ended.map(|ended| captured.into_run(self.id.clone(), ended));
         let mut call = sandbox.call(sink).await?;
         call.deliver().await;
         call.finish(result)

@@ -77,12 +77,28 @@ ids! {
     InstanceId = "ins_";
     /// A snapshot: `snp_` and a UUIDv7.
     SnapshotId = "snp_";
-    /// A process that the harness started: `prc_` and a UUIDv7.
+    /// A process that the harness started: `prc_` and a UUIDv7, or the hash of its key.
     ProcessId = "prc_";
     /// An event: `evt_` and a UUIDv7.
     EventId = "evt_";
     /// A state directory's manager; what it makes carries this mark: `own_` and a UUIDv7.
     OwnerId = "own_";
+}
+
+impl ProcessId {
+    /// The one process of a sandbox that this key stands for, as long as its processes live: `since` says
+    /// since when.
+    pub(crate) fn of_key(sandbox: &SandboxId, since: u64, key: &str) -> Self {
+        use sha2::{Digest, Sha256};
+        let mut hash = Sha256::new();
+        for part in [sandbox.as_str().as_bytes(), &since.to_be_bytes(), key.as_bytes()] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        let hash = hash.finalize();
+        let hex: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Self(format!("prc_{hex}"))
+    }
 }
 
 macro_rules! texts {
@@ -116,8 +132,54 @@ macro_rules! texts {
 texts! {
     /// A turn of the model; the harness names it as it likes.
     TurnId;
-    /// A backend: `bwrap`, `docker`, `ssh`, or a third party's.
-    BackendId;
+}
+
+/// A backend: `bwrap`, `docker`, `ssh`, or a third party's.
+///
+/// The spelling that profiles use, `ext.bwrap`, means the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub struct BackendId(String);
+
+impl BackendId {
+    /// This one.
+    pub fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        match text.strip_prefix("ext.") {
+            Some(short) => Self(short.to_owned()),
+            None => Self(text),
+        }
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// As profiles and statuses spell it: `ext.bwrap`.
+    #[must_use]
+    pub fn extension(&self) -> String {
+        format!("ext.{}", self.0)
+    }
+}
+
+impl fmt::Display for BackendId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<String> for BackendId {
+    fn from(text: String) -> Self {
+        Self::new(text)
+    }
+}
+
+impl From<BackendId> for String {
+    fn from(id: BackendId) -> Self {
+        id.0
+    }
 }
 
 /// A sandbox's name: 1 to 64 ASCII letters, digits, `-`, `_` and `.`, beginning with a letter or digit.
@@ -195,6 +257,14 @@ mod tests {
         assert_eq!(serde_json::from_str::<SandboxId>(&json).unwrap(), a);
         assert!("sbx_../../etc/passwd".parse::<SandboxId>().is_err());
         assert!(a.as_str().parse::<SnapshotId>().is_err());
+    }
+
+    #[test]
+    fn a_backend_has_two_spellings() {
+        assert_eq!(BackendId::new("ext.bwrap"), BackendId::new("bwrap"));
+        assert_eq!(BackendId::new("bwrap").extension(), "ext.bwrap");
+        let read: BackendId = serde_json::from_str("\"ext.docker\"").unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), "\"docker\"");
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{BackendId, Consumer, Name, SandboxId, SandboxState, SnapshotId, record::Record};
+use crate::{
+    BackendId, Consumer, Name, Period, ProfileRef, SandboxId, SandboxState, SnapshotId,
+    record::Record,
+};
 
 /// Where the workspace is, inside.
 pub const WORKSPACE: &str = "/workspace";
@@ -22,6 +25,8 @@ pub struct SandboxInfo {
     pub generation: u32,
     /// The fingerprint of what was asked for.
     pub spec_hash: String,
+    /// The profile that it was made by.
+    pub profile: Option<ProfileRef>,
     /// The backend that made its instance.
     pub backend: Option<BackendId>,
     /// How it is.
@@ -34,6 +39,10 @@ pub struct SandboxInfo {
     pub updated_at: Timestamp,
     /// When it could first be used.
     pub ready_at: Option<Timestamp>,
+    /// How long it lives, as asked for, from then on.
+    pub ttl: Option<Period>,
+    /// When it ends by itself.
+    pub expires_at: Option<Timestamp>,
     /// Where the workspace is, inside.
     pub workspace: PathBuf,
     /// The snapshot that was taken last.
@@ -46,12 +55,15 @@ pub(crate) fn info(record: &Record) -> SandboxInfo {
         name: record.name.clone(),
         generation: record.generation,
         spec_hash: record.spec.fingerprint(),
+        profile: record.spec.profile.clone(),
         backend: record.backend.clone(),
         state: record.state,
         consumer: record.consumer.clone(),
         created_at: record.created_at,
         updated_at: record.updated_at,
         ready_at: record.ready_at,
+        ttl: record.spec.lifetime.ttl_seconds.map(Period::from_seconds),
+        expires_at: record.expires_at,
         workspace: WORKSPACE.into(),
         latest_snapshot: record.snapshots.last().map(|snapshot| snapshot.id.clone()),
     }

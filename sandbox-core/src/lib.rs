@@ -44,18 +44,29 @@ mod info;
 mod journal;
 mod manager;
 mod outcome;
+mod process_info;
+mod processes;
+mod profile;
 mod reachability;
 mod record;
+mod route;
 mod sandbox;
+mod secret;
+mod session;
 mod sink;
 mod spec;
+mod stats;
+mod status;
+pub mod tools;
 
 pub use backend::{
     ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,
     SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, default_state_dir,
 };
-pub use capabilities::{Capabilities, Feature, Level, Support};
-pub use command::{Command, DEFAULT_OUTPUT_LIMIT, TerminalSize};
+pub use capabilities::{Capabilities, Feature, Hosting, Isolation, Level, Support};
+pub use command::{
+    Command, DEFAULT_KEPT_OUTPUT, DEFAULT_OUTPUT_LIMIT, ProcessLimits, TerminalSize,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
 pub use exec::{Chunk, Process};
@@ -70,11 +81,24 @@ pub use manager::{
     Leftover, LeftoverKind, ManagerBuilder, ReapPolicy, Retention, SandboxManager, Watch,
 };
 pub use outcome::{Captured, Outcome, Run};
+pub use process_info::{
+    KeptOutput, OutputPiece, OutputStream, ProcessEnd, ProcessInfo, ProcessState,
+};
+pub use processes::{Follow, ProcessRef};
+pub use profile::{
+    AccessRule, IsolationRule, NetworkDefault, NetworkRule, Period, Placement, Profile,
+    ProfileCatalog, ProfileMetadata, ReachabilityHints, Resources, Route, SetupRule, TtlRule,
+    WorkspaceModeRule, WorkspaceRule,
+};
 pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport};
 pub use record::{SandboxState, Snapshot};
+pub use route::Strategy;
 pub use sandbox::Sandbox;
+pub use secret::{EnvSecrets, Secret, Secrets};
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
-    Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, Root,
-    SandboxSpec, WorkspaceMode,
+    Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, ProfileRef,
+    Root, SandboxSpec, Setup, WorkspaceMode,
 };
+pub use stats::{Stats, Usage};
+pub use status::SandboxStatus;

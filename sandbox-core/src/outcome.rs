@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, collections::VecDeque, time::Duration};
 
+use sandbox_guest::ExitStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::ProcessId;
@@ -26,6 +27,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// What the guest says of a process's end.
+    pub(crate) fn of(status: ExitStatus) -> Self {
+        match status {
+            ExitStatus::Exited(code) => Self::Exited(code),
+            ExitStatus::Signaled(signal) => Self::Signaled(signal),
+            ExitStatus::TimedOut => Self::TimedOut,
+            ExitStatus::Cancelled => Self::Cancelled,
+            ExitStatus::OutOfMemory => Self::OutOfMemory,
+            _ => Self::Lost("how it ended cannot be known: its supervisor was killed".into()),
+        }
+    }
+
     /// Whether it exited with 0.
     #[must_use]
     pub fn is_success(&self) -> bool {
@@ -129,7 +142,7 @@ impl Capture {
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        self.total += bytes.len() as u64;
+        self.total = self.total.saturating_add(bytes.len() as u64);
         let room = self.head_limit - self.head.len();
         let (head, rest) = bytes.split_at(room.min(bytes.len()));
         self.head.extend_from_slice(head);
@@ -138,6 +151,15 @@ impl Capture {
         let excess = (self.tail.len() + rest.len()).saturating_sub(self.tail_limit);
         self.tail.drain(..excess);
         self.tail.extend(rest);
+    }
+
+    /// Notes that so many bytes are missing here: what comes now does not follow what came before.
+    pub(crate) fn skip(&mut self, count: u64) {
+        if count > 0 {
+            self.total = self.total.saturating_add(count);
+            self.head_limit = self.head.len();
+            self.tail.clear();
+        }
     }
 
     pub(crate) fn finish(self) -> Captured {

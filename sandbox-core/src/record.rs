@@ -1,11 +1,14 @@
 //! What a sandbox is: the fold of its history, and nothing else.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::{
-    BackendId, Consumer, Instance, InstanceId, Known, Name, SandboxEvent, SandboxId, SandboxSpec,
-    SnapshotData, SnapshotId,
+    BackendId, Consumer, Instance, InstanceId, Known, Name, Outcome, ProcessId, SandboxEvent,
+    SandboxId, SandboxSpec, SnapshotData, SnapshotId,
 };
 
 /// How a sandbox is.
@@ -19,6 +22,9 @@ pub enum SandboxState {
     Provisioning,
     /// It can be used.
     Ready,
+    /// It is used: something runs in it. Its [status](crate::SandboxStatus) tells; its history does not, as
+    /// processes come and go on their own.
+    Active,
     /// Its execution is held up.
     Paused,
     /// Its processes have ended; its files are there.
@@ -64,7 +70,25 @@ pub(crate) struct Record {
     pub(crate) expires_at: Option<Timestamp>,
     /// What was begun and is not known to have ended.
     pub(crate) open: Option<Intent>,
+    /// The `seq` of the record since which the present guest runs: those before have no processes left.
+    pub(crate) since: u64,
+    /// The detached processes: those that have not ended, and the latest that have.
+    pub(crate) detached: BTreeMap<ProcessId, Detached>,
 }
+
+/// What the history says about a detached process.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Detached {
+    /// Of its program and arguments.
+    pub(crate) hash: [u8; 32],
+    /// [`Record::since`] when it was started.
+    pub(crate) since: u64,
+    pub(crate) started_at: Timestamp,
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// How many detached processes that have ended are remembered.
+const MAX_ENDED: usize = 1024;
 
 /// A snapshot of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -122,6 +146,8 @@ impl Record {
             ready_at: None,
             expires_at: None,
             open: Some(Intent::Create),
+            since: 0,
+            detached: BTreeMap::new(),
         };
         record.apply_all(rest);
         Some(record)
@@ -142,9 +168,18 @@ impl Record {
             Known::Requested { .. }
             | Known::BackendFailed { .. }
             | Known::Forked { .. }
-            | Known::ProcessStarted { .. }
-            | Known::ProcessExited { .. }
+            | Known::ProcessStarted { detached: false, .. }
             | Known::FileOperation { .. } => {}
+            Known::ProcessStarted { process, argv, detached: true } => {
+                let detached = Detached {
+                    hash: hash_of(argv),
+                    since: self.since,
+                    started_at: event.at,
+                    outcome: None,
+                };
+                self.detached.insert(process.clone(), detached);
+            }
+            Known::ProcessExited { process, outcome, .. } => self.exited(process, outcome.as_ref()),
             Known::Provisioning { backend, instance, .. } => {
                 // A sandbox that is recreated goes on as it was until the new instance answers.
                 if self.instance.is_none() {
@@ -157,7 +192,7 @@ impl Record {
                 });
             }
             Known::Ready { instance, generation, expires_at, .. } => {
-                self.runs(instance, *generation);
+                self.runs(event, instance, *generation);
                 // A first instance may come from another sandbox's snapshot; a later one is fresh.
                 self.based_on = self.based_on.take().filter(|_| *generation == 1);
                 self.ready_at.get_or_insert(event.at);
@@ -169,7 +204,7 @@ impl Record {
                 self.open = None;
             }
             Known::StartRequested => self.open = Some(Intent::Start),
-            Known::Started { instance } => self.runs(instance, self.generation),
+            Known::Started { instance } => self.runs(event, instance, self.generation),
             Known::Paused => self.state = SandboxState::Paused,
             Known::Resumed => self.state = SandboxState::Ready,
             Known::SnapshotRequested { snapshot, label, successor } => {
@@ -192,6 +227,7 @@ impl Record {
                 self.based_on = Some(snapshot.clone());
                 if let Some(instance) = instance {
                     self.instance = Some(instance.clone());
+                    self.since = event.seq;
                 }
             }
             Known::SnapshotDeleteRequested { snapshot } => {
@@ -211,7 +247,7 @@ impl Record {
                 self.open = None;
             }
             Known::Rewound { snapshot, instance, generation } => {
-                self.runs(instance, *generation);
+                self.runs(event, instance, *generation);
                 self.based_on = Some(snapshot.clone());
             }
             Known::Lost { .. } => {
@@ -221,7 +257,7 @@ impl Record {
             Known::Recovered { instance, snapshot, generation, .. } => {
                 self.open = None;
                 if let Some(instance) = instance {
-                    self.runs(instance, *generation);
+                    self.runs(event, instance, *generation);
                     self.based_on = snapshot.clone();
                 }
             }
@@ -245,11 +281,50 @@ impl Record {
         }
     }
 
-    fn runs(&mut self, instance: &Instance, generation: u32) {
+    fn runs(&mut self, event: &SandboxEvent, instance: &Instance, generation: u32) {
+        self.since = event.seq;
         self.state = SandboxState::Ready;
         self.backend = Some(instance.backend.clone());
         self.instance = Some(instance.clone());
         self.generation = generation;
         self.open = None;
     }
+
+    fn exited(&mut self, process: &ProcessId, outcome: Option<&Outcome>) {
+        let Some(known) = self.detached.get_mut(process) else { return };
+        let Some(outcome) = outcome else {
+            // It was never started.
+            self.detached.remove(process);
+            return;
+        };
+        known.outcome = Some(outcome.clone());
+        let ended = self.detached.iter().filter(|(_, known)| known.outcome.is_some());
+        if ended.clone().count() > MAX_ENDED {
+            let oldest = ended.min_by_key(|(_, known)| known.started_at).map(|(id, _)| id.clone());
+            oldest.map(|id| self.detached.remove(&id));
+        }
+    }
+
+    /// The detached processes that are not known to have ended.
+    pub(crate) fn open_processes(&self) -> impl Iterator<Item = (&ProcessId, &Detached)> {
+        self.detached.iter().filter(|(_, known)| known.outcome.is_none())
+    }
+
+    /// Those of them that cannot run any more, whatever became of them.
+    pub(crate) fn lost_processes(&self) -> impl Iterator<Item = &ProcessId> {
+        let runs = matches!(self.state, SandboxState::Ready | SandboxState::Paused);
+        self.open_processes()
+            .filter(move |(_, known)| !runs || known.since != self.since)
+            .map(|(id, _)| id)
+    }
+}
+
+/// Tells one command from another.
+pub(crate) fn hash_of(argv: &[String]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for word in argv {
+        hash.update((word.len() as u64).to_be_bytes());
+        hash.update(word);
+    }
+    hash.finalize().into()
 }

@@ -5,10 +5,12 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 
 use crate::{
-    Change, Command, Consumer, Error, ErrorKind, Files, Process, Reachability, Result, Retention,
-    Run, SandboxId, SandboxInfo, Snapshot, SnapshotId, TurnEventSink, exec,
+    Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
+    ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, SandboxManager,
+    SandboxState, SandboxStatus, Snapshot, SnapshotId, Stats, TurnEventSink, exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
+    processes, status,
 };
 
 /// A handle to a sandbox: an id and a manager. Cheap to clone, and never stale: after a rewind it
@@ -44,6 +46,46 @@ impl Sandbox {
         Ok(info(&record))
     }
 
+    /// How it is, for whoever asks from outside: with the way in, while it runs, and told apart whether
+    /// something runs in it.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read. What its guest or its backend cannot tell now is left out.
+    pub async fn status(&self) -> Result<SandboxStatus> {
+        let info = self.info().await?;
+        if info.state != SandboxState::Ready {
+            let state = info.state;
+            return Ok(SandboxStatus::of(info, state, None));
+        }
+        let runs = status::something_runs(&self.inner, &self.shared).await;
+        // It may have been found to be lost just now.
+        let info = self.info().await?;
+        let (state, reachability) = match info.state {
+            SandboxState::Ready => {
+                let state = if runs { SandboxState::Active } else { SandboxState::Ready };
+                (state, self.reachability().await.ok())
+            }
+            other => (other, None),
+        };
+        Ok(SandboxStatus::of(info, state, reachability))
+    }
+
+    /// The manager that it belongs to.
+    #[must_use]
+    pub fn manager(&self) -> SandboxManager {
+        SandboxManager::of(Arc::clone(&self.inner))
+    }
+
+    /// The snapshot that its present filesystem came from: the one that was taken or rewound to last.
+    ///
+    /// # Errors
+    ///
+    /// `Journal` if the history cannot be read.
+    pub async fn based_on(&self) -> Result<Option<SnapshotId>> {
+        Ok(self.shared.record(&self.inner).await?.based_on.clone())
+    }
+
     /// Runs a command to its end and returns how it ended and what it said.
     ///
     /// A non-zero exit is a result, not an error. Dropping the future kills the command and everything
@@ -57,13 +99,37 @@ impl Sandbox {
         exec::exec(self.call(sink).await?, command).await
     }
 
-    /// Starts a command and returns a handle to it, for output as it comes.
+    /// Starts a command and returns a handle to it, for output as it comes. A command that is
+    /// [`detached`](Command::detached) goes on when the handle is dropped, also if the future is; any other
+    /// is killed.
     ///
     /// # Errors
     ///
     /// As [`exec`](Self::exec).
     pub async fn spawn(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Process> {
         exec::spawn(self.call(sink).await?, command).await
+    }
+
+    /// The processes that were started here, by this manager or another, oldest first: those that run, and
+    /// detached ones that have ended and are still known, some thousand at most.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if the sandbox is stopped or paused, `Lost` if it is gone.
+    pub async fn processes(&self) -> Result<Vec<ProcessInfo>> {
+        processes::list(&self.inner, &self.shared).await
+    }
+
+    /// A process that was started here, by this manager or another: to read its output, wait for it, signal
+    /// or kill it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is none of this id; `Lost` if it went with an instance of the sandbox (a rewind,
+    /// a stop …), or if it ended so long ago that only the history knows; as
+    /// [`processes`](Self::processes).
+    pub async fn process(&self, id: &ProcessId) -> Result<ProcessRef> {
+        processes::open(&self.inner, &self.shared, id).await
     }
 
     /// Its files.
@@ -267,6 +333,16 @@ impl Sandbox {
         let backend = self.inner.backend(&instance.backend)?;
         let reach = backend.reachability(instance).await;
         reach.map_err(|error| error.with_sandbox(self.id()).with_backend(&backend.id()))
+    }
+
+    /// What it uses and may use, and how long nothing has been going on in it. What cannot be told on
+    /// this backend is `None`. Asking is no use of it: its idle time goes on.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it is stopped or paused, `Lost` if it is gone.
+    pub async fn stats(&self) -> Result<Stats> {
+        crate::stats::stats(&self.inner, &self.shared).await
     }
 
     async fn change<T, F>(

@@ -24,10 +24,17 @@ use crate::{BackendId, Error, ErrorKind, Result};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CreateSandbox {
-    /// What the sandbox is.
+    /// What the sandbox is. With a profile, what it leaves open is the profile's.
     pub spec: SandboxSpec,
     /// Who asks.
     pub consumer: Consumer,
+    /// The profile to begin with.
+    pub profile: Option<String>,
+    /// What the profile is about: `repo` is the directory that the workspace shows; setup commands find
+    /// the others in `SANDBOX_INPUT_…`.
+    pub inputs: BTreeMap<String, String>,
+    /// What can be reached, if [`network`](Self::network) said so: that wins over the profile.
+    pub network: Option<Network>,
 }
 
 /// What a sandbox is, as it was asked for. [`acquire`](crate::SandboxManager::acquire) compares this.
@@ -57,6 +64,46 @@ pub struct SandboxSpec {
     pub lifetime: Lifetime,
     /// What happens when its instance is gone.
     pub on_lost: OnLost,
+    /// The profile that it was made by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileRef>,
+    /// The image that stands for [`Root::Standard`] on backends that run images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The hosts that it may be on, the preferred ones first, on backends that have hosts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
+    /// What is done before it is ready, whenever it begins with a fresh filesystem.
+    #[serde(skip_serializing_if = "Setup::is_empty")]
+    pub setup: Setup,
+}
+
+/// Which profile a sandbox was made by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileRef {
+    /// Its id.
+    pub id: String,
+    /// Which version of it.
+    pub version: String,
+}
+
+/// What is done before a sandbox is ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Setup {
+    /// Shell text, run one after the other in the workspace. The first that fails fails the creation.
+    pub commands: Vec<String>,
+    /// Secrets that these commands get as environment variables of the same name. Names, not values.
+    pub secret_refs: Vec<String>,
+    /// The inputs of the request, which they get as `SANDBOX_INPUT_…`.
+    pub inputs: BTreeMap<String, String>,
+}
+
+impl Setup {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// How long a sandbox may live, in whole seconds. `None` is for ever.
@@ -230,6 +277,42 @@ impl CreateSandbox {
         Self::default()
     }
 
+    /// What this profile says, as far as nothing else is said here.
+    #[must_use]
+    pub fn profile(id: impl Into<String>) -> Self {
+        Self { profile: Some(id.into()), ..Self::default() }
+    }
+
+    /// An input: `repo` is a directory to populate the workspace from. Others are for setup commands,
+    /// and refused where there are none.
+    #[must_use]
+    pub fn input(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.inputs.insert(key.into(), value.into());
+        self
+    }
+
+    /// Run this shell text in the workspace before the sandbox is ready. If it fails, so does the
+    /// creation, with what it said.
+    #[must_use]
+    pub fn setup(mut self, text: impl Into<String>) -> Self {
+        self.spec.setup.commands.push(text.into());
+        self
+    }
+
+    /// Give setup commands the secret of this name, as the environment variable of this name.
+    #[must_use]
+    pub fn setup_secret(mut self, reference: impl Into<String>) -> Self {
+        self.spec.setup.secret_refs.push(reference.into());
+        self
+    }
+
+    /// On this host. Backends that make sandboxes on one machine only are then out.
+    #[must_use]
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.spec.hosts = vec![host.into()];
+        self
+    }
+
     /// Show this directory as the workspace. What the sandbox changes there stays in the sandbox.
     #[must_use]
     pub fn workspace(mut self, directory: impl Into<PathBuf>) -> Self {
@@ -275,6 +358,7 @@ impl CreateSandbox {
     #[must_use]
     pub fn network(mut self, network: Network) -> Self {
         self.spec.network = network;
+        self.network = Some(network);
         self
     }
 

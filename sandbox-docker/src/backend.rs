@@ -13,7 +13,7 @@ use bollard::Docker;
 use sandbox_core::{
     BackendId, Capabilities, Change, Found, GuestBinaries, GuestStream, Instance, InstanceId,
     InstanceState, Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest,
-    SnapshotTaken,
+    SnapshotTaken, Usage,
 };
 
 use crate::{
@@ -266,6 +266,10 @@ impl SandboxBackend for DockerBackend {
     ) -> Result<Vec<Change>> {
         let found = changes::changes(&self.shared, instance, since).await;
         found.map_err(|error| about(error, instance))
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        life::usage(&self.shared, instance).await.map_err(|error| about(error, instance))
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

@@ -27,6 +27,20 @@ const OPERATION: &str = "changes";
 /// Where an image is for as long as it is looked at.
 const LOOKED_AT: &str = "sandboxer/looked-at";
 
+/// What the engine or this backend puts into every container.
+const NOT_ITS_DOING: [&str; 10] = [
+    OWN,
+    "/.dockerenv",
+    "/run/.containerenv",
+    "/dev",
+    "/proc",
+    "/sys",
+    "/etc/hostname",
+    "/etc/hosts",
+    "/etc/mtab",
+    "/etc/resolv.conf",
+];
+
 /// What an instance has that a snapshot, or a fresh instance, had not.
 pub(crate) async fn changes(
     shared: &Shared,
@@ -90,9 +104,8 @@ async fn list(shared: &Shared, image: &str, born: &str) -> Result<Listing> {
     host.readonly_rootfs = Some(true);
     // To look into directories that are closed to all but their owner; nothing can be written.
     host.cap_add = Some(vec!["DAC_READ_SEARCH".to_owned()]);
-    let text =
-        helper::run(shared, OPERATION, image, &["list-tree", born, "/", OWN], host, MOST_BYTES)
-            .await?;
+    let arguments: Vec<&str> = ["list-tree", born, "/"].into_iter().chain(NOT_ITS_DOING).collect();
+    let text = helper::run(shared, OPERATION, image, &arguments, host, MOST_BYTES).await?;
     listing::parse(&text)
 }
 

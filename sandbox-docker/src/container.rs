@@ -28,7 +28,7 @@ pub(crate) const SOCKET: &str = "/.sandbox/run/socket";
 pub(crate) const MACHINE_ID: &str = "/.sandbox/run/machine-id";
 
 /// Threads of the guest's own and of what carries connections in, on top of a sandbox's limit.
-const OWN_THREADS: u64 = 8;
+pub(crate) const OWN_THREADS: u64 = 8;
 
 /// The settings that all of a backend's containers share.
 #[derive(Debug, Clone)]
@@ -209,9 +209,6 @@ pub(crate) fn setup(request: &Provision, env: &[String], settings: &Settings) ->
         env: environment(&request.spec, env, settings),
         drop_capabilities: true,
         filter_syscalls: true,
-        oom_paths: ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
-            .map(str::to_owned)
-            .into(),
         expires_at: request.expires_at.map(milliseconds),
         lease_until: request.lease_until.map(milliseconds),
         idle_ms: request

@@ -5,17 +5,18 @@ use std::{collections::HashMap, time::Duration};
 use bollard::{
     models::{ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummaryStateEnum},
     query_parameters::{
-        InspectContainerOptions, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
-        StopContainerOptionsBuilder,
+        InspectContainerOptions, InspectContainerOptionsBuilder, ListContainersOptionsBuilder,
+        RemoveContainerOptionsBuilder, StatsOptionsBuilder, StopContainerOptionsBuilder,
     },
 };
+use futures::TryStreamExt;
 use sandbox_core::{
-    ContainerReach, Error, ErrorKind, Found, Instance, InstanceState, Reachability, Result,
+    ContainerReach, Error, ErrorKind, Found, Instance, InstanceState, Reachability, Result, Usage,
 };
 
 use crate::{
     backend::Shared,
-    container::WORKSPACE,
+    container::{OWN_THREADS, WORKSPACE},
     error::{asking, is_conflict, is_missing, lost},
     instance::{self, Data, SCOPE},
     snapshot,
@@ -104,6 +105,35 @@ pub(crate) async fn reachability(shared: &Shared, instance: &Instance) -> Result
         reach.user = Some((user.uid, user.gid));
     }
     Ok(Reachability::Container(reach))
+}
+
+/// What only the engine knows of what an instance uses and may use.
+pub(crate) async fn usage(shared: &Shared, instance: &Instance) -> Result<Usage> {
+    const OPERATION: &str = "usage";
+    let data = Data::of(instance)?;
+    let docker = shared.docker(OPERATION).await?;
+    let options = InspectContainerOptionsBuilder::default().size(true).build();
+    let found = match docker.inspect_container(&data.container, Some(options)).await {
+        Ok(found) => found,
+        Err(error) if is_missing(&error) => return Err(lost(OPERATION, "the container is gone")),
+        Err(error) => return Err(asking(OPERATION, "look at the container")(error)),
+    };
+    let positive =
+        |number: Option<i64>| number.and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+    let mut usage = Usage::default();
+    usage.disk = found.size_rw.and_then(|size| u64::try_from(size).ok());
+    if let Some(host) = &found.host_config {
+        usage.memory_limit = positive(host.memory);
+        usage.pids_limit = positive(host.pids_limit).map(|limit| limit - OWN_THREADS.min(limit));
+    }
+    if state_of(&found) == InstanceState::Running {
+        let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
+        let mut stats = Box::pin(docker.stats(&data.container, Some(options)));
+        if let Ok(Some(now)) = stats.try_next().await {
+            usage.memory_peak = now.memory_stats.and_then(|memory| memory.max_usage);
+        }
+    }
+    Ok(usage)
 }
 
 pub(crate) async fn pause(shared: &Shared, instance: &Instance) -> Result<()> {

@@ -61,6 +61,11 @@ pub(crate) async fn probe(shared: &Shared) -> Result<Capabilities> {
     for feature in [Feature::Snapshot, Feature::SnapshotLive] {
         found = found.with(feature, snapshots, why.clone());
     }
+    found = found.with(
+        Feature::SparseSnapshots,
+        Level::None,
+        "the engine keeps layers as archives, in which holes are zeros",
+    );
     let freezer = report.get("freezer").map_or("", String::as_str);
     found = match freezer {
         "" => found.with(Feature::Pause, Level::None, "there is no freezer for control groups"),
@@ -109,6 +114,8 @@ fn features(report: &BTreeMap<String, String>, version: String) -> Capabilities 
     found
         .with(Feature::Pty, level, format!("/dev/ptmx could be opened in a container: {terminals}"))
         .with(Feature::NetworkHost, Level::Full, "the engine's own network, for who asks for it")
+        .with(Feature::Images, Level::Full, "the probe's own image was brought in and run")
+        .with(Feature::OwnKernel, Level::None, "containers of one engine share its host's kernel")
         .with(Feature::Stop, Level::Full, "a stopped container keeps its files")
         .with(
             Feature::Users,

@@ -20,7 +20,7 @@ pub use bundled::bundled;
 pub use content::ContentHash;
 pub use protocol::{
     Bytes, DEFAULT_WINDOW, Done, Entry, ExitStatus, Failure, FailureKind, FileInfo, FileKind,
-    FileRequest, Hello, Input, MountStep, Output, PROTOCOL_VERSION, ProcessExit, ProcessInfo,
-    ProcessLimits, ProcessState, PtySize, Request, Response, Setup, Start, Started, Status,
-    Welcome,
+    FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output, PROTOCOL_VERSION,
+    ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request, Response, Setup,
+    Start, Started, Status, Welcome,
 };

@@ -13,8 +13,8 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
     Capabilities, CollectSink, Command, Consumer, CreateSandbox, Feature, Instance, InstanceState,
-    Level, Network, Outcome, Reachability, Result, Run, Sandbox, SandboxBackend, SandboxManager,
-    SandboxState, TurnId,
+    Level, Network, Outcome, ProfileCatalog, Reachability, Result, Run, Sandbox, SandboxBackend,
+    SandboxManager, SandboxState, Secrets, TurnId,
 };
 use tempfile::TempDir;
 
@@ -159,6 +159,25 @@ impl Context {
     /// What building it says.
     pub async fn manager_with(&self, backend: Arc<dyn SandboxBackend>) -> Result<SandboxManager> {
         self.manager_on("state", backend).await
+    }
+
+    /// A manager on the same state with these profiles and secrets.
+    ///
+    /// # Errors
+    ///
+    /// What building it says.
+    pub async fn manager_with_profiles(
+        &self,
+        profiles: ProfileCatalog,
+        secrets: impl Secrets + 'static,
+    ) -> Result<SandboxManager> {
+        SandboxManager::builder()
+            .state_dir(self.dir.path().join("state"))
+            .shared_backend(Arc::clone(&self.backend))
+            .profiles(profiles)
+            .secrets(secrets)
+            .build()
+            .await
     }
 
     /// Another owner's manager: a state of its own, the same backend.

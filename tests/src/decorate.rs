@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use sandbox_core::{
     BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
     Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
+    Usage,
 };
 use tokio::sync::Notify;
 
@@ -19,6 +20,10 @@ use tokio::sync::Notify;
 #[async_trait]
 #[allow(missing_docs, reason = "they are the backend's")]
 pub trait Decoration: Send + Sync + Debug {
+    async fn probe(&self, inner: &dyn SandboxBackend) -> Result<Capabilities> {
+        inner.probe().await
+    }
+
     async fn provision(&self, inner: &dyn SandboxBackend, request: &Provision) -> Result<Instance> {
         inner.provision(request).await
     }
@@ -53,6 +58,10 @@ pub trait Decoration: Send + Sync + Debug {
         snapshot: &SnapshotData,
     ) -> Result<()> {
         inner.delete_snapshot(snapshot).await
+    }
+
+    async fn usage(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<Usage> {
+        inner.usage(instance).await
     }
 
     async fn stop(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<()> {
@@ -103,7 +112,7 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
     }
 
     async fn probe(&self) -> Result<Capabilities> {
-        self.inner.probe().await
+        self.decoration.probe(&*self.inner).await
     }
 
     async fn provision(&self, request: &Provision) -> Result<Instance> {
@@ -140,6 +149,10 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         self.inner.snapshot_size(snapshot).await
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        self.decoration.usage(&*self.inner, instance).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

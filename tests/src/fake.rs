@@ -20,7 +20,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
     BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
     GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
-    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, WorkspaceMode,
+    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
+    WorkspaceMode,
 };
 use sandbox_guest::Setup;
 
@@ -39,6 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 pub struct DirectoryBackend {
     state: Arc<PathBuf>,
+    id: BackendId,
 }
 
 /// What is written down about an instance.
@@ -52,7 +54,14 @@ impl DirectoryBackend {
     /// With its state in this directory.
     #[must_use]
     pub fn new(state: &Path) -> Self {
-        Self { state: Arc::new(state.to_owned()) }
+        Self { state: Arc::new(state.to_owned()), id: BackendId::new(ID) }
+    }
+
+    /// The same under another id, for managers with several.
+    #[must_use]
+    pub fn called(mut self, id: &str) -> Self {
+        self.id = BackendId::new(id);
+        self
     }
 
     /// The directory that an instance shows as its workspace.
@@ -249,7 +258,7 @@ impl DirectoryBackend {
 #[async_trait]
 impl SandboxBackend for DirectoryBackend {
     fn id(&self) -> BackendId {
-        BackendId::new(ID)
+        self.id.clone()
     }
 
     async fn probe(&self) -> Result<Capabilities> {
@@ -270,7 +279,7 @@ impl SandboxBackend for DirectoryBackend {
         for feature in [Feature::NetworkHost, Feature::Stop, Feature::Pty] {
             found = found.with(feature, Level::Full, no);
         }
-        for feature in [Feature::Snapshot, Feature::SnapshotLive] {
+        for feature in [Feature::Snapshot, Feature::SnapshotLive, Feature::SparseSnapshots] {
             found = found.with(feature, Level::Full, "the directory is copied");
         }
         Ok(found)
@@ -354,6 +363,21 @@ impl SandboxBackend for DirectoryBackend {
             compare(&now, then.as_deref(), Path::new("/workspace"), &mut found)
                 .map_err(at("changes", &now))?;
             Ok(found)
+        })
+        .await
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        let instance = instance.clone();
+        self.blocking(move |this| {
+            let workspace = this.workspace(&instance);
+            if !workspace.exists() {
+                return Err(Error::new(ErrorKind::Lost, "usage", "its files are gone"));
+            }
+            let mut usage = Usage::default();
+            // All of its directory is its own: a copy.
+            usage.disk = measure(&workspace).ok();
+            Ok(usage)
         })
         .await
     }
@@ -564,7 +588,11 @@ fn measure(path: &Path) -> io::Result<u64> {
     let mut total = found.blocks() * 512;
     if found.is_dir() {
         for entry in fs::read_dir(path)? {
-            total += measure(&entry?.path())?;
+            total += match measure(&entry?.path()) {
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+                size => size?,
+            };
         }
     }
     Ok(total)

@@ -18,7 +18,7 @@ use sandbox_conformance::{
 };
 use sandbox_core::{
     Error, ErrorKind, Found, Instance, InstanceState, OwnerId, Provision, Result, SandboxBackend,
-    SandboxId, SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken,
+    SandboxId, SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
 };
 
 /// Those that are run on each broken backend.
@@ -38,6 +38,7 @@ const CASES: &[&str] = &[
     "snapshots::processes_go_on_after_a_snapshot",
     "lineage::forks_see_nothing_of_each_other",
     "lineage::deleting_a_snapshot_keeps_those_that_build_on_it",
+    "stats::what_is_written_is_counted_where_that_is_known",
 ];
 
 /// What is wrong.
@@ -57,6 +58,7 @@ enum Flaw {
     InventoriesAreEmpty,
     InventoriesHaveOthers,
     AllIsSaidToRun,
+    UsageIsMadeUp,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,7 @@ struct Seen {
     latest: HashMap<SandboxId, Instance>,
     from: HashMap<SnapshotId, Instance>,
     snapshots: Vec<SnapshotData>,
+    asked: u64,
 }
 
 impl Broken {
@@ -181,6 +184,16 @@ impl Decoration for Broken {
             }
         }
         inner.delete_snapshot(snapshot).await
+    }
+
+    async fn usage(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<Usage> {
+        let mut usage = inner.usage(instance).await?;
+        if self.flaw == Flaw::UsageIsMadeUp {
+            let asked = &mut self.seen().asked;
+            *asked += 1;
+            usage.disk = Some(*asked << 40);
+        }
+        Ok(usage)
     }
 
     async fn stop(&self, inner: &dyn SandboxBackend, instance: &Instance) -> Result<()> {
@@ -361,4 +374,9 @@ fn inventories_that_list_others_are_noticed() {
 #[test]
 fn instances_that_are_said_to_run_are_noticed() {
     fails(Flaw::AllIsSaidToRun, &["loss::another_manager_notices_the_loss_when_it_is_built"]);
+}
+
+#[test]
+fn usage_that_is_made_up_is_noticed() {
+    fails(Flaw::UsageIsMadeUp, &["stats::what_is_written_is_counted_where_that_is_known"]);
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use sandbox_guest::{
-    DEFAULT_WINDOW, Input, ProcessExit, Request, Response, Start, Started,
+    DEFAULT_WINDOW, Input, Output, ProcessExit, Request, Response, Start, Started,
     frame::{self, Channel, Frame},
     mux::Stream,
 };
@@ -15,7 +15,7 @@ use tokio::{
     sync::{Mutex, Notify},
 };
 
-use super::link::{Link, broken, failed, garbage, response, unexpected};
+use super::link::{Link, answered, broken, failed, garbage, response, unexpected};
 use crate::{Error, ErrorKind, ProcessId, Result};
 
 /// Acknowledge when this much has come since the last time.
@@ -30,6 +30,8 @@ pub(crate) struct Attachment {
     taken: Taken,
     acknowledged: Taken,
     started: Started,
+    /// Whether output may give way to newer before it was taken.
+    rolling: bool,
 }
 
 /// How much output has been taken, counted from the start of the process.
@@ -39,11 +41,33 @@ pub(crate) struct Taken {
     pub(crate) stderr: u64,
 }
 
-/// The next thing that a process did.
+impl Taken {
+    /// Goes on where a guest says that output begins: later only where it may give way to newer.
+    fn skip_to(self, started: &Started, rolling: bool) -> Result<Self> {
+        if !rolling && (started.stdout > self.stdout || started.stderr > self.stderr) {
+            let message = "output that was not taken yet is not kept any more";
+            return Err(Error::new(ErrorKind::Lost, "attach", message));
+        }
+        Ok(Self {
+            stdout: self.stdout.max(started.stdout),
+            stderr: self.stderr.max(started.stderr),
+        })
+    }
+}
+
+/// Counts so many bytes more; where they begin. Where counting began is the guest's word.
+fn advance(taken: &mut u64, count: usize) -> Result<u64> {
+    let offset = *taken;
+    let next = offset.checked_add(count as u64);
+    *taken = next.ok_or_else(|| garbage(std::io::ErrorKind::InvalidData.into()))?;
+    Ok(offset)
+}
+
+/// The next thing that a process did; output with the offset at which it begins.
 #[derive(Debug)]
 pub(crate) enum Item {
-    Stdout(Vec<u8>),
-    Stderr(Vec<u8>),
+    Stdout(u64, Vec<u8>),
+    Stderr(u64, Vec<u8>),
     Exited(ProcessExit),
 }
 
@@ -65,29 +89,38 @@ struct Credit {
 impl Attachment {
     /// Starts a process, or attaches to the one that the same request has started before.
     pub(crate) async fn start(link: &Link, start: Start) -> Result<Self> {
-        Self::open(link, Request::Start(start), Taken::default()).await
+        let rolling = matches!(start.output, Output::Keep { .. });
+        Self::open(link, Request::Start(start), Taken::default(), rolling).await
     }
 
-    /// Attaches to a process; its output follows from there on.
-    pub(crate) async fn attach(link: &Link, process: &ProcessId, from: Taken) -> Result<Self> {
+    /// Attaches to a process; its output follows from there on. `rolling` says that what gave way to newer
+    /// output may be missing.
+    pub(crate) async fn attach(
+        link: &Link,
+        process: &ProcessId,
+        from: Taken,
+        rolling: bool,
+    ) -> Result<Self> {
         let request = Request::Attach {
             process: process.to_string(),
             stdout: from.stdout,
             stderr: from.stderr,
         };
-        Self::open(link, request, from).await
+        Self::open(link, request, from, rolling).await
     }
 
-    async fn open(link: &Link, request: Request, from: Taken) -> Result<Self> {
-        let mut stream = link.open(request).await?;
-        let started = match response(&mut stream).await? {
+    async fn open(link: &Link, request: Request, from: Taken, rolling: bool) -> Result<Self> {
+        let (stream, response) = answered(async {
+            let mut stream = link.open(request).await?;
+            let response = response(&mut stream).await?;
+            Ok((stream, response))
+        })
+        .await?;
+        let started = match response {
             Response::Started(started) => started,
             other => return Err(unexpected(&other)),
         };
-        if started.stdout > from.stdout || started.stderr > from.stderr {
-            let message = "output that was not taken yet is not kept any more";
-            return Err(Error::new(ErrorKind::Lost, "attach", message));
-        }
+        let taken = from.skip_to(&started, rolling)?;
         let (reader, writer) = tokio::io::split(stream);
         let credit = Arc::new(Credit::default());
         credit.accept(started.stdin);
@@ -95,9 +128,10 @@ impl Attachment {
             reader,
             writer: Arc::new(Mutex::new(writer)),
             credit,
-            taken: from,
-            acknowledged: from,
+            taken,
+            acknowledged: taken,
             started,
+            rolling,
         })
     }
 
@@ -122,18 +156,21 @@ impl Attachment {
             let frame = frame::read(&mut self.reader).await.map_err(broken)?;
             match frame {
                 Some(Frame::Data(Channel::Out, bytes)) => {
-                    self.taken.stdout += bytes.len() as u64;
-                    return Ok(Item::Stdout(bytes));
+                    let offset = advance(&mut self.taken.stdout, bytes.len())?;
+                    return Ok(Item::Stdout(offset, bytes));
                 }
                 Some(Frame::Data(Channel::Err, bytes)) => {
-                    self.taken.stderr += bytes.len() as u64;
-                    return Ok(Item::Stderr(bytes));
+                    let offset = advance(&mut self.taken.stderr, bytes.len())?;
+                    return Ok(Item::Stderr(offset, bytes));
                 }
                 Some(Frame::Data(Channel::In, _)) => {
                     return Err(Error::new(ErrorKind::Guest, "exec", "the guest sent input"));
                 }
                 Some(Frame::Message(payload)) => match frame::decode(&payload).map_err(garbage)? {
                     Response::Accepted { stdin } => self.credit.accept(stdin),
+                    Response::Started(again) => {
+                        self.taken = self.taken.skip_to(&again, self.rolling)?;
+                    }
                     Response::Exited(exit) => {
                         self.credit.accept(u64::MAX);
                         return Ok(Item::Exited(exit));
@@ -178,18 +215,22 @@ impl StdinHalf {
         self.end().await
     }
 
-    /// Writes one piece at this offset, waiting for room. `false` when the process has ended.
-    pub(crate) async fn send(&self, mut bytes: &[u8], mut offset: u64) -> Result<bool> {
-        while !bytes.is_empty() {
-            let Some(room) = self.credit.room(offset).await else {
-                return Ok(false);
-            };
-            let (now, later) = bytes.split_at(bytes.len().min(room).min(frame::MAX_DATA));
-            self.write(now).await?;
-            offset += now.len() as u64;
-            bytes = later;
+    /// How many bytes the process took; `None` once nothing more is needed.
+    pub(crate) fn accepted(&self) -> Option<u64> {
+        self.credit.accepted()
+    }
+
+    /// Waits until [`accepted`](Self::accepted) says something else than this.
+    pub(crate) async fn accepted_more_than(&self, before: u64) {
+        loop {
+            let changed = self.credit.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.accepted() != Some(before) {
+                return;
+            }
+            changed.await;
         }
-        Ok(true)
     }
 
     /// Ends standard input.
@@ -203,7 +244,8 @@ impl StdinHalf {
         frame::write_message(&mut *writer, input).await.map_err(broken)
     }
 
-    async fn write(&self, chunk: &[u8]) -> Result<()> {
+    /// Writes one piece, for which there is room.
+    pub(crate) async fn write(&self, chunk: &[u8]) -> Result<()> {
         let mut writer = self.writer.lock().await;
         frame::write_data(&mut *writer, Channel::In, chunk).await.map_err(broken)?;
         writer.flush().await.map_err(broken)
@@ -216,6 +258,11 @@ impl Credit {
         self.changed.notify_waiters();
     }
 
+    fn accepted(&self) -> Option<u64> {
+        let accepted = self.accepted.load(std::sync::atomic::Ordering::Acquire);
+        (accepted != u64::MAX).then_some(accepted)
+    }
+
     /// How much may be written from this offset on, at least one byte; `None` when nothing more is
     /// needed.
     async fn room(&self, offset: u64) -> Option<usize> {
@@ -223,10 +270,7 @@ impl Credit {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let accepted = self.accepted.load(std::sync::atomic::Ordering::Acquire);
-            if accepted == u64::MAX {
-                return None;
-            }
+            let accepted = self.accepted()?;
             let limit = accepted.saturating_add(DEFAULT_WINDOW);
             if offset < limit {
                 return usize::try_from(limit - offset).ok();

@@ -67,18 +67,23 @@ impl Link {
 
     /// A request with a single answer, within a bounded time.
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
-        let answer = async {
+        answered(async {
             let mut stream = self.open(request).await?;
             response(&mut stream).await
-        };
-        match tokio::time::timeout(ANSWER, answer).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::new(
-                ErrorKind::Timeout,
-                "guest request",
-                format!("the guest did not answer within {} s", ANSWER.as_secs()),
-            )),
-        }
+        })
+        .await
+    }
+}
+
+/// What a guest answers at once, within a bounded time.
+pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(ANSWER, answer).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::new(
+            ErrorKind::Timeout,
+            "guest request",
+            format!("the guest did not answer within {} s", ANSWER.as_secs()),
+        )),
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod attachment;
 mod link;
+mod pipe;
 
-pub(crate) use attachment::{Attachment, Item, StdinHalf};
-pub(crate) use link::{Link, broken, failed, response, unexpected};
+pub(crate) use attachment::{Attachment, Item, Taken};
+pub(crate) use link::{Link, answered, broken, failed, response, unexpected};
+pub(crate) use pipe::Pipe;

@@ -4,7 +4,10 @@ use std::{path::PathBuf, sync::Arc};
 
 use super::{Inner, SandboxManager};
 use crate::{
-    Error, ErrorKind, FileJournal, Journal, Result, SandboxBackend, backend::default_state_dir,
+    Error, ErrorKind, FileJournal, Journal, ProfileCatalog, Result, SandboxBackend, Secrets,
+    backend::default_state_dir,
+    route::{Measurements, Probes},
+    secret::NoSecrets,
 };
 
 /// Puts a [`SandboxManager`] together.
@@ -14,6 +17,8 @@ pub struct ManagerBuilder {
     state_dir: Option<PathBuf>,
     journal: Option<Arc<dyn Journal>>,
     backends: Vec<Arc<dyn SandboxBackend>>,
+    profiles: Option<ProfileCatalog>,
+    secrets: Option<Arc<dyn Secrets>>,
 }
 
 impl ManagerBuilder {
@@ -40,6 +45,18 @@ impl ManagerBuilder {
         self
     }
 
+    /// The profiles that requests can name. The default is those that are shipped.
+    pub fn profiles(mut self, profiles: ProfileCatalog) -> Self {
+        self.profiles = Some(profiles);
+        self
+    }
+
+    /// Where secrets come from. Without this there are none.
+    pub fn secrets(mut self, secrets: impl Secrets + 'static) -> Self {
+        self.secrets = Some(Arc::new(secrets));
+        self
+    }
+
     /// Opens the journal and settles what a crash may have left open.
     ///
     /// # Errors
@@ -56,6 +73,7 @@ impl ManagerBuilder {
                 return Err(invalid(&format!("two backends are called {}", backend.id())));
             }
         }
+        let mut measurements = Measurements::default();
         let journal = match (self.journal, self.state_dir) {
             (Some(_), Some(_)) => {
                 return Err(invalid("give a journal or a state directory, not both"));
@@ -63,10 +81,20 @@ impl ManagerBuilder {
             (Some(journal), None) => journal,
             (None, dir) => {
                 let dir = dir.map_or_else(default_state_dir, Ok)?;
+                measurements = Measurements::in_dir(dir.join("measurements"));
                 Arc::new(FileJournal::open(dir.join("journal"))?)
             }
         };
-        let inner = Inner { journal, backends: self.backends, known: Default::default() };
+        let profiles = self.profiles.map_or_else(ProfileCatalog::shipped, Ok)?;
+        let inner = Inner {
+            journal,
+            backends: self.backends,
+            profiles,
+            secrets: self.secrets.unwrap_or_else(|| Arc::new(NoSecrets)),
+            probes: Probes::default(),
+            measurements,
+            known: Default::default(),
+        };
         let manager = SandboxManager { inner: Arc::new(inner) };
         manager.reconcile().await?;
         Ok(manager)

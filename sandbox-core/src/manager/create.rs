@@ -1,26 +1,41 @@
 //! Making sandboxes, with or without a name.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use sandbox_guest::Request;
 
 use super::{
     Call, Inner, Recorder, SandboxManager, life,
     lifetime::{self, later},
+    setup,
     shared::{connect, running_instance},
 };
 use crate::{
     CreateSandbox, Error, ErrorKind, ForkedFrom, Instance, Known, Name, Provision, Reachability,
     Result, Sandbox, SandboxBackend, SandboxId, SandboxSpec, SandboxState, SnapshotData,
-    SnapshotId, TurnEventSink, guest::Link,
+    SnapshotId, TurnEventSink,
+    guest::Link,
+    profile::{Prepared, prepare},
+    route::{self, Out, Plan},
 };
 
 /// How long making an instance may take at most before its guest ends by itself, in seconds.
 const PROVISIONING: u64 = 600;
+
+/// How long a guest may take to answer so that its answer counts as a measurement.
+const MEASURING: Duration = Duration::from_secs(1);
 
 /// What a new sandbox is made from.
 pub(super) struct Blueprint {
     name: Option<Name>,
     spec: SandboxSpec,
     from: Option<(ForkedFrom, SnapshotData)>,
+    /// The backends that may make it, if it is not just one.
+    plan: Option<Plan>,
+    secrets: setup::Resolved,
 }
 
 impl SandboxManager {
@@ -30,10 +45,11 @@ impl SandboxManager {
         request: CreateSandbox,
         sink: &dyn TurnEventSink,
     ) -> Result<Sandbox> {
-        let spec = request.spec.resolved()?;
+        let Prepared { spec, consumer, plan } = prepare(request, &self.inner.profiles)?;
+        let secrets = setup::resolve(&spec.setup, &*self.inner.secrets).await?;
         let shared = self.inner.shared(&SandboxId::new());
-        let call = Call::new(&self.inner, &shared, request.consumer, sink);
-        let blueprint = Blueprint { name, spec, from: None };
+        let call = Call::new(&self.inner, &shared, consumer, sink);
+        let blueprint = Blueprint { name, spec, from: None, plan, secrets };
         let handle = self.handle(&shared);
         let undo = Undo::of(&blueprint, &call);
         let made = call.drive(|recorder| make(recorder, blueprint, handle)).await;
@@ -47,7 +63,7 @@ impl SandboxManager {
         request: CreateSandbox,
         sink: &dyn TurnEventSink,
     ) -> Result<Sandbox> {
-        let wanted = request.spec.clone().resolved()?;
+        let wanted = prepare(request.clone(), &self.inner.profiles)?.spec;
         loop {
             let Some(holder) = self.inner.journal.resolve(&name).await? else {
                 match self.create_new(Some(name.clone()), request.clone(), sink).await {
@@ -100,8 +116,13 @@ impl SandboxManager {
         let (source, found) = self.find_snapshot(snapshot).await?;
         let origin = ForkedFrom { sandbox: source.id.clone(), snapshot: snapshot.clone() };
         let record = source.record(&self.inner).await?;
-        let blueprint =
-            Blueprint { name, spec: record.spec.clone(), from: Some((origin, found.data)) };
+        let blueprint = Blueprint {
+            name,
+            spec: record.spec.clone(),
+            from: Some((origin, found.data)),
+            plan: None,
+            secrets: Vec::new(),
+        };
         let shared = self.inner.shared(&SandboxId::new());
         let call = Call::new(&self.inner, &shared, record.consumer.clone(), sink);
         let forked = Known::Forked { snapshot: snapshot.clone(), into: shared.id.clone() };
@@ -162,7 +183,7 @@ impl Drop for Undo {
 /// Makes a sandbox: the record of what was asked for, an instance, and a guest that answers.
 async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Result<Sandbox> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
-    let Blueprint { name, spec, from } = blueprint;
+    let Blueprint { name, spec, from, plan, secrets } = blueprint;
     let _lock = inner.journal.lock(&shared.id).await?;
     if let Some(name) = &name
         && let Some(holder) = claim(&inner, name, &shared.id).await?
@@ -174,7 +195,18 @@ async fn make(recorder: Recorder, blueprint: Blueprint, handle: Sandbox) -> Resu
         let (origin, data) = from.unzip();
         let requested = Known::Requested { name: name.clone(), spec: spec.clone(), from: origin };
         recorder.record(requested).await?;
-        bring_up(&recorder, spec, data).await
+        match plan {
+            Some(plan) => bring_up_somewhere(&recorder, spec, &plan, &secrets).await,
+            None => {
+                // A snapshot can only be used by the backend that has it.
+                let wanted = data.as_ref().map(|data| &data.backend).or(spec.backend.as_ref());
+                let backend = match wanted {
+                    Some(id) => inner.backend(id)?,
+                    None => Arc::clone(&inner.backends[0]),
+                };
+                bring_up(&recorder, &backend, spec, data, &secrets).await
+            }
+        }
     };
     let result = made.await;
     if let Err(error) = &result {
@@ -203,23 +235,55 @@ async fn claim(inner: &Arc<Inner>, name: &Name, sandbox: &SandboxId) -> Result<O
     }
 }
 
+/// The first instance of a sandbox, by the first backend of its route that can make one.
+async fn bring_up_somewhere(
+    recorder: &Recorder,
+    spec: SandboxSpec,
+    plan: &Plan,
+    secrets: &setup::Resolved,
+) -> Result<()> {
+    let inner = &recorder.inner;
+    let chosen =
+        route::choose(plan, &spec, &inner.backends, &inner.probes, &inner.measurements).await;
+    let mut out = chosen.out;
+    let mut last = None;
+    for backend in chosen.order {
+        match bring_up(recorder, &backend, spec.clone(), None, secrets).await {
+            // Another backend would not change these.
+            Err(error)
+                if !matches!(
+                    error.kind(),
+                    ErrorKind::Setup | ErrorKind::Cancelled | ErrorKind::Journal
+                ) && !recorder.is_abandoned() =>
+            {
+                let (backend, why) = (backend.id(), error.to_string());
+                inner.measurements.failed(&backend);
+                recorder
+                    .record(Known::BackendFailed { backend: backend.clone(), error: why.clone() })
+                    .await?;
+                out.push(Out { backend, why });
+                last = Some(error);
+            }
+            done => return done,
+        }
+    }
+    Err(route::nothing_left(&out, last.as_ref()))
+}
+
 /// The first instance of a sandbox.
 async fn bring_up(
     recorder: &Recorder,
+    backend: &Arc<dyn SandboxBackend>,
     spec: SandboxSpec,
     from: Option<SnapshotData>,
+    secrets: &setup::Resolved,
 ) -> Result<()> {
     let (inner, shared) = (&recorder.inner, &recorder.shared);
-    // A snapshot can only be used by the backend that has it.
-    let wanted = from.as_ref().map(|data| data.backend.clone()).or_else(|| spec.backend.clone());
-    let backend = match wanted {
-        Some(id) => inner.backend(&id)?,
-        None => Arc::clone(&inner.backends[0]),
-    };
     let ttl = spec.lifetime.ttl_seconds;
+    let before = if spec.setup.commands.is_empty() { 0 } else { setup::LIMIT.as_secs() };
     let mut provision = inner.provision(shared, spec, 1, from);
     // Counted from when it is ready; until then, the guest ends by itself should we vanish.
-    provision.expires_at = ttl.map(|ttl| later(ttl.saturating_add(PROVISIONING)));
+    provision.expires_at = ttl.map(|ttl| later(ttl.saturating_add(PROVISIONING + before)));
     recorder
         .record(Known::Provisioning {
             backend: backend.id(),
@@ -227,7 +291,8 @@ async fn bring_up(
             generation: provision.generation,
         })
         .await?;
-    let (instance, link, reachability) = provision_and_greet(&*backend, &provision).await?;
+    let (instance, link, reachability) =
+        make_instance(recorder, &**backend, &provision, secrets).await?;
     if recorder.is_abandoned() {
         drop(link);
         backend.teardown(&instance).await?;
@@ -242,6 +307,37 @@ async fn bring_up(
     let generation = provision.generation;
     recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
     Ok(())
+}
+
+/// A fresh or restored instance, a fresh one set up. After an error nothing of it is left.
+pub(super) async fn make_instance(
+    recorder: &Recorder,
+    backend: &dyn SandboxBackend,
+    provision: &Provision,
+    secrets: &setup::Resolved,
+) -> Result<(Instance, Link, Option<Reachability>)> {
+    let begun = Instant::now();
+    let made = provision_and_greet(backend, provision).await?;
+    let (instance, link, _) = &made;
+    let creation = begun.elapsed();
+    let round_trip = measure(link).await;
+    recorder.inner.measurements.made(&backend.id(), creation, round_trip);
+    if provision.from.is_none()
+        && let Err(error) = setup::run(recorder, link, &provision.spec, secrets).await
+    {
+        if let Err(leftover) = backend.teardown(instance).await {
+            tracing::warn!(%leftover, "what could not be set up could not be removed");
+        }
+        return Err(error.with_backend(&backend.id()));
+    }
+    Ok(made)
+}
+
+/// How long a guest takes to answer, if it does.
+async fn measure(link: &Link) -> Option<Duration> {
+    let begun = Instant::now();
+    let answered = tokio::time::timeout(MEASURING, link.call(Request::Status)).await;
+    matches!(answered, Ok(Ok(_))).then(|| begun.elapsed())
 }
 
 /// An instance whose guest has answered. After an error nothing of it is left.

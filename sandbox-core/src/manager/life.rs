@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{
     Inner, Recorder, Shared,
-    create::{provision_and_greet, reachability},
+    create::{make_instance, provision_and_greet, reachability},
+    ends, setup,
     shared::{connect, running_instance},
 };
 use crate::{
@@ -21,11 +22,12 @@ pub(crate) async fn stop(recorder: Recorder) -> Result<()> {
     }
     let instance = running_instance(&record)?;
     let backend = inner.backend(&instance.backend)?;
+    ends::collect(&recorder, &record).await;
     recorder.record(Known::StopRequested).await?;
     shared.unlink().await;
     settle(&recorder, "stop", backend.stop(instance).await).await?;
     recorder.record(Known::Stopped).await?;
-    Ok(())
+    ends::lose(&recorder).await
 }
 
 /// Starts a stopped sandbox on the files that it had.
@@ -55,7 +57,7 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
     let (instance, link) = settle(&recorder, "start", started.await).await?;
     shared.relink(link, &record.spec.lifetime).await;
     recorder.record(Known::Started { instance }).await?;
-    Ok(())
+    ends::lose(&recorder).await
 }
 
 /// Holds up its execution.
@@ -96,13 +98,14 @@ pub(crate) async fn recreate(recorder: Recorder) -> Result<()> {
         running_instance(&record)?;
     }
     let (instance, link, generation) = make_fresh(&recorder, &record).await?;
+    ends::collect(&recorder, &record).await;
     let backend = inner.backend(&instance.backend)?;
     let reachability = reachability(&*backend, &instance).await;
     let expires_at = record.expires_at;
     recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
     shared.relink(link, &record.spec.lifetime).await;
     remove_old(&inner, &record).await;
-    Ok(())
+    ends::lose(&recorder).await
 }
 
 /// A fresh instance of a sandbox that exists; its failure is recorded.
@@ -110,11 +113,12 @@ async fn make_fresh(recorder: &Recorder, record: &Record) -> Result<(Instance, L
     let (inner, shared) = (&recorder.inner, &recorder.shared);
     let id = record.backend.clone().unwrap_or_else(|| inner.backends[0].id());
     let backend = inner.backend(&id)?;
+    let secrets = setup::resolve(&record.spec.setup, &*inner.secrets).await?;
     let generation = record.generation + 1;
     let provision = inner.provision_again(shared, record, generation, None);
     let instance = provision.instance.clone();
     recorder.record(Known::Provisioning { backend: id, instance, generation }).await?;
-    let made = provision_and_greet(&*backend, &provision).await;
+    let made = make_instance(recorder, &*backend, &provision, &secrets).await;
     let (instance, link, _) = settle(recorder, "recreate", made).await?;
     Ok((instance, link, generation))
 }
@@ -165,7 +169,7 @@ pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> 
         .await?;
     shared.relink(link, &record.spec.lifetime).await;
     remove_old(inner, record).await;
-    Ok(())
+    ends::lose(recorder).await
 }
 
 /// Removes it, its snapshots too as far as no other sandbox needs them. Its history stays.
@@ -176,8 +180,10 @@ pub(crate) async fn destroy(recorder: Recorder) -> Result<()> {
     if !record.state.is_live() {
         return Ok(());
     }
+    ends::collect(&recorder, &record).await;
     recorder.record(Known::Destroying).await?;
     finish_destroying(&inner, &shared, &record).await?;
+    ends::lose(&recorder).await?;
     recorder.record(Known::Destroyed).await?;
     inner.journal.retire(&shared.id).await
 }

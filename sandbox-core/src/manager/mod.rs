@@ -3,10 +3,12 @@
 mod builder;
 mod call;
 mod create;
+pub(crate) mod ends;
 mod life;
 mod lifetime;
 mod reap;
 mod reconcile;
+mod setup;
 mod shared;
 mod snapshots;
 mod watch;
@@ -21,15 +23,18 @@ pub(crate) use call::{Call, Recorder};
 pub(crate) use life::{destroy, pause, recreate, resume, start, stop};
 pub(crate) use lifetime::{extend_ttl, renew_lease};
 pub use reap::{Leftover, LeftoverKind, ReapPolicy};
-pub(crate) use shared::{Shared, running_instance};
+pub(crate) use shared::{Repeats, Shared, running_instance};
 pub use snapshots::Retention;
 pub(crate) use snapshots::{delete, prune, rewind, size, snapshot};
 pub use watch::Watch;
 
 use crate::{
-    BackendId, Capabilities, CreateSandbox, Error, ErrorKind, Journal, Name, Result, Sandbox,
-    SandboxBackend, SandboxEvent, SandboxId, SandboxInfo, SnapshotId, TurnEventSink, info::info,
+    BackendId, Capabilities, CreateSandbox, Error, ErrorKind, Journal, Name, ProfileCatalog,
+    Result, Sandbox, SandboxBackend, SandboxEvent, SandboxId, SandboxInfo, Secrets, SnapshotId,
+    TurnEventSink,
+    info::info,
     record::Record,
+    route::{Measurements, Probes},
 };
 
 /// Makes, finds and forks sandboxes, and keeps their history. Cheap to clone.
@@ -45,10 +50,18 @@ pub struct SandboxManager {
 pub(crate) struct Inner {
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) backends: Vec<Arc<dyn SandboxBackend>>,
+    pub(crate) profiles: ProfileCatalog,
+    pub(crate) secrets: Arc<dyn Secrets>,
+    pub(crate) probes: Probes,
+    pub(crate) measurements: Measurements,
     known: Mutex<HashMap<SandboxId, Arc<Shared>>>,
 }
 
 impl SandboxManager {
+    pub(crate) fn of(inner: Arc<Inner>) -> Self {
+        Self { inner }
+    }
+
     /// Begins to put one together.
     pub fn builder() -> ManagerBuilder {
         ManagerBuilder::default()
@@ -168,13 +181,20 @@ impl SandboxManager {
         self.inner.journal.read(id, after).await
     }
 
-    /// What each backend can do on this host, or why it can do nothing.
+    /// What each backend can do on this host, or why it can do nothing. Looks now; routing believes it
+    /// for a minute.
     pub async fn backends(&self) -> Vec<(BackendId, Result<Capabilities>)> {
         let mut found = Vec::new();
         for backend in &self.inner.backends {
-            found.push((backend.id(), backend.probe().await));
+            found.push((backend.id(), self.inner.probes.now(backend).await));
         }
         found
+    }
+
+    /// The profiles that requests can name.
+    #[must_use]
+    pub fn profiles(&self) -> &ProfileCatalog {
+        &self.inner.profiles
     }
 
     fn handle(&self, shared: &Arc<Shared>) -> Sandbox {

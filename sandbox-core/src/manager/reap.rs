@@ -19,6 +19,8 @@ pub struct ReapPolicy {
     pub apply: bool,
     /// Only what is at least so old.
     pub older_than: Duration,
+    /// Only what is left over like this.
+    pub only: Option<LeftoverKind>,
 }
 
 /// Something that is left over.
@@ -63,6 +65,17 @@ impl ReapPolicy {
         self.older_than = age;
         self
     }
+
+    /// Only what is left over like this.
+    #[must_use]
+    pub fn only(mut self, kind: LeftoverKind) -> Self {
+        self.only = Some(kind);
+        self
+    }
+
+    fn wants(&self, kind: LeftoverKind) -> bool {
+        self.only.is_none_or(|only| only == kind)
+    }
 }
 
 impl SandboxManager {
@@ -80,7 +93,13 @@ impl SandboxManager {
         sink: &dyn TurnEventSink,
     ) -> Result<Vec<Leftover>> {
         self.reconcile().await?;
-        let mut leftovers = self.expired(policy, sink).await?;
+        let mut leftovers = Vec::new();
+        if policy.wants(LeftoverKind::Expired) {
+            leftovers = self.expired(policy, sink).await?;
+        }
+        if !policy.wants(LeftoverKind::Orphaned) {
+            return Ok(leftovers);
+        }
         for backend in &self.inner.backends {
             let named = |error: Error| error.with_backend(&backend.id());
             for found in backend.inventory().await.map_err(named)? {

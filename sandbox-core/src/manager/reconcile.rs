@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Recorder, SandboxManager,
+    Recorder, SandboxManager, ends,
     life::{self, finish_destroying},
     lifetime, snapshots,
 };
@@ -36,6 +36,7 @@ impl SandboxManager {
     async fn reconcile_one(&self, shared: &Arc<super::Shared>) -> Result<()> {
         let record = shared.record(&self.inner).await?;
         if record.open.is_none()
+            && record.lost_processes().next().is_none()
             && !matches!(record.state, SandboxState::Ready | SandboxState::Paused)
         {
             return Ok(());
@@ -49,9 +50,10 @@ impl SandboxManager {
         let record = shared.record(&self.inner).await?;
         let recorder = Recorder::of_nobody(&self.inner, shared, record.consumer.clone());
         match &record.open {
-            Some(intent) => settle(&recorder, &record, intent).await,
-            None => notice_loss(&recorder, &record).await,
+            Some(intent) => settle(&recorder, &record, intent).await?,
+            None => notice_loss(&recorder, &record).await?,
         }
+        ends::lose(&recorder).await
     }
 }
 
@@ -92,6 +94,7 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
         }
         Intent::Destroy => {
             finish_destroying(inner, &recorder.shared, record).await?;
+            ends::lose(recorder).await?;
             recorder.record(Known::Destroyed).await?;
             inner.journal.retire(&record.id).await?;
         }

@@ -1,17 +1,24 @@
 //! What one process knows of one sandbox: its record so far, its connection, its undelivered events.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
-use tokio::sync::Notify;
+use sandbox_guest::{Request, Response};
+use tokio::{sync::Notify, time::Instant};
 
-use super::{Inner, Recorder, life, lifetime};
+use super::{Inner, Recorder, ends, life, lifetime};
 use crate::{
-    BackendId, Draft, Error, ErrorKind, Instance, Known, Lifetime, Result, SandboxBackend,
-    SandboxEvent, SandboxId, SandboxState, guest::Link, record::Record,
+    BackendId, Draft, Error, ErrorKind, Instance, Known, Lifetime, ProcessId, Result,
+    SandboxBackend, SandboxEvent, SandboxId, SandboxState, guest::Link, record::Record,
+    session::RECONNECT,
 };
+
+/// How many detached processes of a sandbox a manager waits for at once. Of more it hears when it is asked
+/// for them.
+const MOST_WATCHED: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -25,6 +32,8 @@ pub(crate) struct Shared {
     /// Held by whoever hands events to a sink, so that a sink gets them in order.
     pub(super) delivering: tokio::sync::Mutex<()>,
     pub(super) arrived: Notify,
+    /// The detached processes whose ends are waited for.
+    watched: Mutex<HashSet<ProcessId>>,
 }
 
 /// An event that its sink has not taken yet.
@@ -47,6 +56,7 @@ impl Shared {
             pending: Mutex::default(),
             delivering: tokio::sync::Mutex::default(),
             arrived: Notify::new(),
+            watched: Mutex::default(),
         }
     }
 
@@ -116,34 +126,87 @@ impl Shared {
     /// nothing runs.
     pub(crate) async fn link(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<Arc<Link>> {
         loop {
-            let record = self.record(inner).await?;
-            let instance = running_instance(&record)?;
-            let mut slot = self.link.lock().await;
-            if let Some(link) = &*slot
-                && link.instance() == &instance.id
-                && !link.is_closed()
-            {
-                return Ok(Arc::clone(link));
+            match self.try_link(inner).await? {
+                Ok(link) => return Ok(link),
+                Err((instance, error)) => self.note_loss(inner, &instance, &error).await?,
             }
-            let backend = inner.backend(&instance.backend)?;
-            match connect(&*backend, instance).await {
-                Ok(link) => {
-                    let link = keep(link, &record.spec.lifetime);
-                    *slot = Some(Arc::clone(&link));
-                    return Ok(link);
+        }
+    }
+
+    /// As [`link`](Self::link), for whoever has the sandbox's lock: a loss is not recorded.
+    pub(super) async fn link_locked(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<Arc<Link>> {
+        let tried = self.try_link(inner).await?;
+        tried.map_err(|(_, error)| error.with_sandbox(&self.id))
+    }
+
+    /// A connection; or the instance that is gone, and what says so.
+    async fn try_link(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+    ) -> Result<std::result::Result<Arc<Link>, (Instance, Error)>> {
+        let record = self.record(inner).await?;
+        let instance = running_instance(&record)?;
+        let mut slot = self.link.lock().await;
+        if let Some(link) = &*slot
+            && link.instance() == &instance.id
+            && !link.is_closed()
+        {
+            return Ok(Ok(Arc::clone(link)));
+        }
+        let backend = inner.backend(&instance.backend)?;
+        match connect(&*backend, instance).await {
+            Ok(link) => {
+                let link = keep(link, &record.spec.lifetime);
+                *slot = Some(Arc::clone(&link));
+                drop(slot);
+                for (process, _) in record.open_processes() {
+                    ends::watch(inner, self, process);
                 }
-                Err(error) if error.kind() == ErrorKind::Lost => {
-                    drop(slot);
-                    self.note_loss(inner, instance, &error).await?;
-                }
-                Err(error) => return Err(error.with_sandbox(&self.id)),
+                Ok(Ok(link))
             }
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(Err((instance.clone(), error))),
+            Err(error) => Err(error.with_sandbox(&self.id)),
         }
     }
 
     /// Lets go of the connection, as the instance is about to be another one.
     pub(super) async fn unlink(&self) {
         self.link.lock().await.take();
+    }
+
+    /// Lets go of this connection, if it is still the one in use.
+    pub(crate) async fn unlink_from(&self, link: &Arc<Link>) {
+        let mut slot = self.link.lock().await;
+        if slot.as_ref().is_some_and(|used| Arc::ptr_eq(used, link)) {
+            slot.take();
+        }
+    }
+
+    /// Asks something with a single answer that can be asked again: over a cut connection it is, for a
+    /// bounded time.
+    pub(crate) async fn ask(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        request: Request,
+    ) -> Result<Response> {
+        let mut repeats = Repeats::new();
+        loop {
+            let answer = async { self.link(inner).await?.call(request.clone()).await };
+            match answer.await {
+                Err(error) if repeats.again(&error).await => {}
+                answer => return answer.map_err(|error| error.with_sandbox(&self.id)),
+            }
+        }
+    }
+
+    /// Begins to wait for a process's end, unless somebody does, or too many are waited for.
+    pub(super) fn begin_watching(&self, process: &ProcessId) -> bool {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.len() < MOST_WATCHED && watched.insert(process.clone())
+    }
+
+    pub(super) fn end_watching(&self, process: &ProcessId) {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
     }
 
     /// Uses this connection from now on.
@@ -168,9 +231,10 @@ impl Shared {
         let recorder = Recorder::of_nobody(inner, self, record.consumer.clone());
         if let Some(reason) = lifetime::is_over(&record) {
             recorder.record(Known::Expired { reason: reason.into() }).await?;
-            return Ok(());
+            return ends::lose(&recorder).await;
         }
         recorder.record(Known::Lost { reason: error.to_string() }).await?;
+        ends::lose(&recorder).await?;
         if let Err(failed) = life::recover(&recorder, &record).await {
             tracing::warn!(error = %failed, "a lost sandbox could not be brought back");
         }
@@ -183,6 +247,30 @@ impl Shared {
 
     fn pending(&self) -> MutexGuard<'_, VecDeque<Pending>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Repeats what can be done again when the connection is cut, for a bounded time.
+#[derive(Debug)]
+pub(crate) struct Repeats {
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Repeats {
+    pub(crate) fn new() -> Self {
+        Self { deadline: Instant::now() + RECONNECT, pause: Duration::from_millis(1) }
+    }
+
+    /// Whether to try again after this error, once some time has passed.
+    pub(crate) async fn again(&mut self, error: &Error) -> bool {
+        let cut = error.kind() == ErrorKind::Unavailable && error.is_retryable();
+        if !cut || Instant::now() >= self.deadline {
+            return false;
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(Duration::from_millis(500));
+        true
     }
 }
 
@@ -215,7 +303,7 @@ pub(crate) fn running_instance(record: &Record) -> Result<&Instance> {
         Err(Error::new(kind, "use the sandbox", message).with_sandbox(&record.id))
     };
     match record.state {
-        SandboxState::Ready => {}
+        SandboxState::Ready | SandboxState::Active => {}
         SandboxState::Stopped => {
             return refuse(ErrorKind::Conflict, "it is stopped; start it first");
         }

@@ -7,6 +7,7 @@ use sandbox_guest::{Request, Response};
 use super::{
     Inner, Recorder, SandboxManager, Shared,
     create::provision_and_greet,
+    ends,
     life::remove_old,
     shared::{connect, running_instance},
 };
@@ -18,6 +19,15 @@ use crate::{
 };
 
 impl SandboxManager {
+    /// The snapshot of this id, whichever sandbox it is of.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if no sandbox of this journal has it.
+    pub async fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
+        Ok(self.find_snapshot(id).await?.1)
+    }
+
     /// The snapshot of this id, and the sandbox that it is of.
     pub(super) async fn find_snapshot(&self, id: &SnapshotId) -> Result<(Arc<Shared>, Snapshot)> {
         for sandbox in self.inner.journal.live().await? {
@@ -37,9 +47,10 @@ impl SandboxManager {
 /// Takes a snapshot.
 pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapshot> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
-    let _lock = inner.journal.lock(&shared.id).await?;
     // Finds out whether it is lost before anything is recorded.
-    let link = shared.link(&inner).await?;
+    shared.link(&inner).await?;
+    let _lock = inner.journal.lock(&shared.id).await?;
+    let link = shared.link_locked(&inner).await?;
     let record = shared.record(&inner).await?;
     let snapshot = SnapshotId::new();
     let from = record.based_on_data();
@@ -202,11 +213,12 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
         }
     };
     let (instance, link, _) = made;
+    ends::collect(&recorder, &record).await;
     // From this record on, the new one is the sandbox.
     recorder.record(Known::Rewound { snapshot, instance, generation }).await?;
     shared.relink(link, &record.spec.lifetime).await;
     remove_old(&inner, &record).await;
-    Ok(())
+    ends::lose(&recorder).await
 }
 
 /// Removes a snapshot. What others build on stays usable.

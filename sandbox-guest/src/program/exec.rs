@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use sandbox_guest::{
-    Done, ExitStatus, Failure, FailureKind, Response, Start, Status,
+    Done, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, Response, Start,
     mux::{Alive, Stream},
 };
 
@@ -39,6 +39,12 @@ fn begin(guest: &Arc<Guest>, start: Start) -> Result<Arc<Process>, Failure> {
     }
     if let Some(process) = lock(&guest.table).get(&start.id) {
         return Ok(process);
+    }
+    if let Output::Keep { limit } = start.output
+        && limit > MAX_KEPT_OUTPUT
+    {
+        let message = format!("at most {MAX_KEPT_OUTPUT} bytes of output are kept, not {limit}");
+        return Err(failure(FailureKind::Invalid, message));
     }
     if lock(&guest.frozen).is_some() {
         let message = "the sandbox is frozen for a snapshot: nothing can be started now";
@@ -107,34 +113,35 @@ pub(crate) async fn kill(guest: &Guest, id: &str) -> Result<Response, Failure> {
     Ok(Response::Done(Done::default()))
 }
 
-/// How the guest is.
-pub(crate) fn status(guest: &Guest) -> Status {
-    let running = lock(&guest.table).running();
-    let own = std::process::id() as Pid;
-    let supervisors = lock(&guest.supervisors);
-    let bridges = lock(&guest.bridges);
-    let roots: Vec<Pid> = supervisors.keys().copied().collect();
-    let entries = tree::scan().unwrap_or_default();
-    let processes = if guest.alone {
-        entries
-            .iter()
-            .filter(|e| e.is_alive() && e.pid != own)
-            .filter(|e| !supervisors.contains_key(&e.pid) && !bridges.contains(&e.pid))
-            .count()
-    } else {
-        tree::descendants(&entries, &roots).iter().filter(|e| e.is_alive()).count()
-    };
-    let idle = if running > 0 { 0 } else { guest.idle().as_millis() as u64 };
-    Status {
-        running: running as u32,
-        processes: processes as u32,
-        idle_ms: idle,
-        guest_memory: resident_memory(),
+/// Waits for a process's end.
+pub(crate) async fn wait(guest: &Guest, id: &str) -> Result<Response, Failure> {
+    let process = lock(&guest.table).find(id)?;
+    loop {
+        let changed = process.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        {
+            let state = process.state();
+            if let Some(exit) = &state.exit {
+                return Ok(Response::Exited(exit.clone()));
+            }
+            if let Some(Err(failure)) = &state.begun {
+                return Err(failure.clone());
+            }
+        }
+        changed.await;
     }
 }
 
-fn resident_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = text.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-    pages * rustix::param::page_size() as u64
+/// Lets go of what is kept of a process that has ended.
+pub(crate) fn forget(guest: &Guest, id: &str) -> Result<Response, Failure> {
+    let mut table = lock(&guest.table);
+    if let Some(process) = table.get(id) {
+        if process.state().exit.is_none() {
+            let message = format!("the process {id:?} runs: kill it first");
+            return Err(failure(FailureKind::Invalid, message));
+        }
+        table.forget(&process);
+    }
+    Ok(Response::Done(Done::default()))
 }

@@ -43,6 +43,7 @@ pub(crate) async fn freeze(guest: &Arc<Guest>, connection: u64) -> Result<Respon
     }
 }
 
+/// Whether the guest is idle then: what it keeps of processes that have ended counts as well.
 async fn stop_all(guest: &Guest) -> io::Result<bool> {
     let begin = Instant::now();
     let mut known: HashSet<(Pid, u64)> = HashSet::new();
@@ -62,7 +63,7 @@ async fn stop_all(guest: &Guest) -> io::Result<bool> {
             }
         }
         if new.is_empty() && all.iter().all(|entry| is_still(entry, &all)) {
-            return Ok(known.is_empty());
+            return Ok(known.is_empty() && !lock(&guest.table).keeps_output());
         }
         if begin.elapsed() > PATIENCE {
             return Err(io::Error::other("some do not stop"));

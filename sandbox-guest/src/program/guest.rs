@@ -10,7 +10,9 @@ use std::{
 use sandbox_guest::{Failure, FailureKind, Setup};
 use tokio::sync::watch;
 
-use super::{freeze::Frozen, process::Table, supervisor::Supervising, sys::Pid, work::Pool};
+use super::{
+    freeze::Frozen, oom::Oom, process::Table, supervisor::Supervising, sys::Pid, work::Pool,
+};
 
 /// The guest.
 pub(crate) struct Guest {
@@ -35,7 +37,8 @@ pub(crate) struct Guest {
     pub(crate) deadlines: watch::Sender<Deadlines>,
     pub(crate) idle_limit: Option<Duration>,
     pub(crate) pool: Arc<Pool>,
-    oom: Mutex<Oom>,
+    pub(crate) oom: Mutex<Oom>,
+    cpu: Mutex<Cpu>,
     last_activity: Mutex<Instant>,
 }
 
@@ -54,15 +57,18 @@ impl Deadlines {
     }
 }
 
-struct Oom {
-    events: Option<std::fs::File>,
-    seen: u64,
+/// CPU time in the sandbox, in microseconds.
+#[derive(Default)]
+struct Cpu {
+    /// Of what has ended.
+    ended: u64,
+    /// As it was told last.
+    told: u64,
 }
 
 impl Guest {
     pub(crate) fn new(setup: Setup, oom: Option<std::fs::File>, open_files: (u64, u64)) -> Self {
         let deadlines = Deadlines { expires_at: setup.expires_at, lease_until: setup.lease_until };
-        let seen = oom.as_ref().map_or(0, oom_kills);
         Self {
             instance: setup.instance,
             workspace: if setup.workspace.is_empty() { "/".to_owned() } else { setup.workspace },
@@ -80,7 +86,8 @@ impl Guest {
             deadlines: watch::Sender::new(deadlines),
             idle_limit: setup.idle_ms.map(Duration::from_millis),
             pool: Arc::default(),
-            oom: Mutex::new(Oom { events: oom, seen }),
+            cpu: Mutex::default(),
+            oom: Mutex::new(Oom::new(oom)),
             last_activity: Mutex::new(Instant::now()),
         }
     }
@@ -106,29 +113,22 @@ impl Guest {
         }
     }
 
-    /// Whether the kernel killed something for want of memory since this was asked last.
-    pub(crate) fn memory_ran_out(&self) -> bool {
-        let mut oom = lock(&self.oom);
-        let now = oom.events.as_ref().map_or(0, oom_kills);
-        let rose = now > oom.seen;
-        oom.seen = now;
-        rose
+    /// Notes that a child was reaped that had used so much CPU time, with all that it had waited for.
+    pub(crate) fn reaped(&self, cpu_us: u64) {
+        lock(&self.cpu).ended += cpu_us;
     }
-}
 
-/// The `oom_kill` line of `memory.events` or `memory.oom_control`.
-fn oom_kills(file: &std::fs::File) -> u64 {
-    use std::os::unix::fs::FileExt;
-    let mut text = [0; 1024];
-    let length = file.read_at(&mut text, 0).unwrap_or(0);
-    parse_oom_kills(&String::from_utf8_lossy(&text[..length]))
-}
+    /// CPU time of what has ended.
+    pub(crate) fn ended_cpu_us(&self) -> u64 {
+        lock(&self.cpu).ended
+    }
 
-fn parse_oom_kills(text: &str) -> u64 {
-    text.lines()
-        .find_map(|line| line.strip_prefix("oom_kill "))
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
+    /// CPU time as it may be told: it never goes back.
+    pub(crate) fn note_cpu_us(&self, counted: u64) -> u64 {
+        let mut cpu = lock(&self.cpu);
+        cpu.told = cpu.told.max(counted);
+        cpu.told
+    }
 }
 
 /// Locks; a panic elsewhere ends the whole program, so there is no poison to mind.
@@ -178,17 +178,5 @@ pub(crate) fn errno_text(error: &io::Error) -> String {
     match text.find(" (os error") {
         Some(at) => text[..at].to_owned(),
         None => text,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn oom_kills_are_read_in_both_formats() {
-        assert_eq!(parse_oom_kills("low 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0\n"), 2);
-        assert_eq!(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"), 5);
-        assert_eq!(parse_oom_kills(""), 0);
     }
 }

@@ -19,7 +19,7 @@ use super::{
     deadline,
     guest::{Guest, errno_text, lock},
     harden::{self, Hardening},
-    mounts, serve, sys,
+    mounts, oom, serve, sys,
 };
 
 /// Four for each of the processes that may run at once, and some.
@@ -91,7 +91,7 @@ fn start(setup: &mut dyn Read, pipes: Option<(OwnedFd, OwnedFd)>) -> Result<(), 
 
     let oom = match setup.oom_fd {
         Some(fd) => Some(sys::take_fd(fd).map_err(|error| name("the oom descriptor", &error))?),
-        None => setup.oom_paths.iter().find_map(|path| File::open(path).ok()).map(OwnedFd::from),
+        None => oom::find(),
     };
     mounts::run(&setup.mounts)?;
     let listener = listener(&setup)?;
@@ -193,7 +193,10 @@ fn serve(
 /// Reaps all children that have ended: supervisors, and orphans where the guest is first.
 fn reap(guest: &Guest) {
     while let Ok(Some(child)) = sys::wait_any(false) {
-        lock(&guest.supervisors).remove(&child.pid);
+        guest.reaped(child.cpu_us);
+        if lock(&guest.supervisors).remove(&child.pid).is_some() {
+            guest.touch();
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fs::File, io, os::unix::fs::FileExt};
 
-use sandbox_guest::{DEFAULT_WINDOW, Output};
+use sandbox_guest::{DEFAULT_WINDOW, KeptOutput, Output};
 
 /// A log longer than this goes to a file.
 const IN_MEMORY: u64 = 256 * 1024;
@@ -42,6 +42,19 @@ impl Log {
     /// How many bytes there ever were.
     pub(crate) fn end(&self) -> u64 {
         self.end
+    }
+
+    /// What is kept of it.
+    pub(crate) fn kept(&self) -> KeptOutput {
+        KeptOutput { begin: self.begin, end: self.end, limit: self.limit }
+    }
+
+    /// How many bytes of the sandbox's disk it takes at most.
+    pub(crate) fn disk(&self) -> u64 {
+        match &self.store {
+            Store::Memory(_) => 0,
+            Store::File(_) => self.limit.min(self.end),
+        }
     }
 
     /// How many bytes of memory it takes.

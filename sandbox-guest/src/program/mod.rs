@@ -18,6 +18,7 @@ mod list_tree;
 mod log;
 mod merge;
 mod mounts;
+mod oom;
 mod process;
 mod pump;
 mod serve;
@@ -29,6 +30,7 @@ mod transfer;
 mod tree;
 mod tree_copy;
 mod tree_remove;
+mod usage;
 mod users;
 mod work;
 

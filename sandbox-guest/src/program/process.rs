@@ -7,8 +7,8 @@ use std::{
 };
 
 use sandbox_guest::{
-    Bytes, ExitStatus, Failure, FailureKind, Output, ProcessExit, ProcessInfo, ProcessState,
-    PtySize, Start,
+    Bytes, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, ProcessExit, ProcessInfo,
+    ProcessState, PtySize, Start,
 };
 use tokio::sync::Notify;
 
@@ -27,6 +27,9 @@ const MAX_ENDED: usize = 1024;
 
 /// How much memory the output of ended ones may take.
 const MAX_ENDED_MEMORY: u64 = 32 * 1024 * 1024;
+
+/// How much of the sandbox's disk.
+const MAX_ENDED_DISK: u64 = 4 * MAX_KEPT_OUTPUT;
 
 /// A process that the guest started.
 pub(crate) struct Process {
@@ -110,6 +113,8 @@ impl Process {
             started_at: self.started_at,
             detached: state.detached,
             state: state.exit.clone().map_or(ProcessState::Running, ProcessState::Exited),
+            stdout: state.stdout.kept(),
+            stderr: state.stderr.kept(),
         })
     }
 }
@@ -122,13 +127,36 @@ impl State {
     }
 }
 
+/// How much the output of processes takes, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    memory: u64,
+    disk: u64,
+}
+
+impl Size {
+    fn add(&mut self, other: Self) {
+        self.memory += other.memory;
+        self.disk += other.disk;
+    }
+
+    fn remove(&mut self, other: Self) {
+        self.memory -= other.memory;
+        self.disk -= other.disk;
+    }
+
+    fn is_too_much(self) -> bool {
+        self.memory > MAX_ENDED_MEMORY || self.disk > MAX_ENDED_DISK
+    }
+}
+
 /// All processes that are known.
 #[derive(Default)]
 pub(crate) struct Table {
     processes: HashMap<String, Arc<Process>>,
-    /// With how much memory each one's output took when it ended.
-    ended: VecDeque<(Arc<Process>, u64)>,
-    ended_memory: u64,
+    /// With how much memory and disk each one's output took when it ended.
+    ended: VecDeque<(Arc<Process>, Size)>,
+    ended_size: Size,
     running: usize,
 }
 
@@ -169,26 +197,34 @@ impl Table {
 
     /// It ended; what is too old or too much is forgotten.
     pub(crate) fn ended(&mut self, process: &Arc<Process>) {
-        let memory = {
+        let size = {
             let state = process.state();
-            state.stdout.memory() + state.stderr.memory()
+            Size {
+                memory: state.stdout.memory() + state.stderr.memory(),
+                disk: state.stdout.disk() + state.stderr.disk(),
+            }
         };
         self.running = self.running.saturating_sub(1);
-        self.ended.push_back((Arc::clone(process), memory));
-        self.ended_memory += memory;
-        while self.ended.len() > MAX_ENDED || self.ended_memory > MAX_ENDED_MEMORY {
-            let Some((oldest, memory)) = self.ended.pop_front() else { return };
-            self.ended_memory -= memory;
+        self.ended.push_back((Arc::clone(process), size));
+        self.ended_size.add(size);
+        while self.ended.len() > MAX_ENDED || self.ended_size.is_too_much() {
+            let Some((oldest, size)) = self.ended.pop_front() else { return };
+            self.ended_size.remove(size);
             self.remove(&oldest);
         }
+    }
+
+    /// Whether the output of one that has ended is kept for whoever asks.
+    pub(crate) fn keeps_output(&self) -> bool {
+        self.ended.iter().any(|(process, _)| matches!(process.output, Output::Keep { .. }))
     }
 
     /// Nobody will ask for it again.
     pub(crate) fn forget(&mut self, process: &Arc<Process>) {
         if let Some(at) = self.ended.iter().position(|(other, _)| Arc::ptr_eq(other, process))
-            && let Some((_, memory)) = self.ended.remove(at)
+            && let Some((_, size)) = self.ended.remove(at)
         {
-            self.ended_memory -= memory;
+            self.ended_size.remove(size);
         }
         self.remove(process);
     }

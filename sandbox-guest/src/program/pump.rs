@@ -284,14 +284,16 @@ impl Pump {
     }
 
     fn judge(&self, status: i32) -> ExitStatus {
+        let killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
+        let alone = lock(&self.guest.table).running() <= 1;
+        let out_of_memory = lock(&self.guest.oom).was_it(killed, alone);
         if libc::WIFEXITED(status) {
-            return ExitStatus::Exited(libc::WEXITSTATUS(status));
+            ExitStatus::Exited(libc::WEXITSTATUS(status))
+        } else if out_of_memory {
+            ExitStatus::OutOfMemory
+        } else {
+            ExitStatus::Signaled(libc::WTERMSIG(status))
         }
-        let signal = libc::WTERMSIG(status);
-        if signal == libc::SIGKILL && self.guest.memory_ran_out() {
-            return ExitStatus::OutOfMemory;
-        }
-        ExitStatus::Signaled(signal)
     }
 
     /// Reads what is there now, also beyond the window: a pipe holds little. Whether it is still open.

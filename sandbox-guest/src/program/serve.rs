@@ -25,7 +25,7 @@ use super::{
     attach, deadline, exec, files, freeze,
     guest::{Guest, failure, lock},
     sys::Pid,
-    transfer,
+    transfer, usage,
 };
 
 /// How many connections there may be at once.
@@ -141,7 +141,8 @@ impl Connection {
     async fn handle(&self, request: Request, stream: Stream) -> io::Result<()> {
         let guest = &self.guest;
         // That somebody is there is no use of the sandbox.
-        if !matches!(request, Request::Deadline { .. } | Request::Status) {
+        let looks = matches!(request, Request::Hello(_) | Request::Status);
+        if !looks && !matches!(request, Request::Deadline { .. }) {
             guest.touch();
         }
         let result = match request {
@@ -166,8 +167,10 @@ impl Connection {
                 exec::signal(guest, &process, signal, tree)
             }
             Request::Kill { process } => exec::kill(guest, &process).await,
+            Request::Wait { process } => return self.wait(&process, stream).await,
+            Request::Forget { process } => exec::forget(guest, &process),
             Request::Processes => Ok(Response::Processes(lock(&guest.table).list())),
-            Request::Status => Ok(Response::Status(exec::status(guest))),
+            Request::Status => Ok(Response::Status(usage::status(guest).await)),
             Request::Freeze => freeze::freeze(guest, self.number).await,
             Request::Thaw => freeze::thaw(guest),
             Request::File(file) => return self.file(file, stream).await,
@@ -186,6 +189,16 @@ impl Connection {
             }
         };
         answer(stream, result).await
+    }
+
+    async fn wait(&self, process: &str, stream: Stream) -> io::Result<()> {
+        let (mut reader, writer) = tokio::io::split(stream);
+        let result = tokio::select! {
+            result = exec::wait(&self.guest, process) => result,
+            // Nobody says anything here: it is the client's end.
+            _ = frame::read(&mut reader) => return Ok(()),
+        };
+        answer(reader.unsplit(writer), result).await
     }
 
     fn greet(&self, hello: &Hello) -> Result<Response, Failure> {

@@ -281,7 +281,10 @@ fn limits(guest: &Guest, start: &Start) -> Vec<Limit> {
         .filter_map(|(resource, wanted)| {
             let (_, hard) = limit(resource);
             let value = wanted?.min(hard);
-            Some(Limit { resource, soft: value, hard: value })
+            // At the soft limit of CPU time comes SIGXCPU, which says why; at the hard one SIGKILL, a
+            // second later for what ignores it.
+            let grace = u64::from(resource == libc::RLIMIT_CPU);
+            Some(Limit { resource, soft: value, hard: value.saturating_add(grace).min(hard) })
         })
         .collect();
     let (soft, hard) = guest.open_files;

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Bytes;
 
+/// How much of a channel's output can be kept, in bytes.
+pub const MAX_KEPT_OUTPUT: u64 = 1024 * 1024 * 1024;
+
 /// A process to start.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -49,7 +52,7 @@ pub enum Output {
     /// Kept in the sandbox for whoever asks later, the newest so many bytes of each channel; the
     /// process never waits.
     Keep {
-        /// In bytes, for each channel.
+        /// In bytes, for each channel; at most [`MAX_KEPT_OUTPUT`].
         limit: u64,
     },
 }
@@ -153,6 +156,24 @@ pub struct ProcessInfo {
     pub detached: bool,
     /// How it is.
     pub state: ProcessState,
+    /// What of its standard output is kept.
+    #[serde(default)]
+    pub stdout: KeptOutput,
+    /// What of its standard error is kept.
+    #[serde(default)]
+    pub stderr: KeptOutput,
+}
+
+/// What is kept of a channel: the bytes from one offset to another, counted from the process's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeptOutput {
+    /// Where the oldest byte that is kept is.
+    pub begin: u64,
+    /// How many bytes there ever were.
+    pub end: u64,
+    /// At most so many are kept.
+    pub limit: u64,
 }
 
 /// Whether a process runs.

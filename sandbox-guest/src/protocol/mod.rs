@@ -8,8 +8,8 @@ mod setup;
 use serde::{Deserialize, Serialize};
 
 pub use exec::{
-    ExitStatus, Output, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Start,
-    Started,
+    ExitStatus, KeptOutput, MAX_KEPT_OUTPUT, Output, ProcessExit, ProcessInfo, ProcessLimits,
+    ProcessState, PtySize, Start, Started,
 };
 pub use file::{Done, Entry, FileInfo, FileKind, FileRequest};
 pub use setup::{MountStep, Setup};
@@ -58,6 +58,18 @@ pub enum Request {
     /// Kill a process's whole tree; its outcome becomes [`ExitStatus::Cancelled`]. Answered by
     /// [`Response::Done`] when nothing of it is left.
     Kill {
+        /// The process's id.
+        process: String,
+    },
+    /// Wait for a process's end, without its output. Answered by [`Response::Exited`], however long that
+    /// takes; a client that lets go of the stream leaves the process as it is.
+    Wait {
+        /// The process's id.
+        process: String,
+    },
+    /// Let go of what is kept of a process that has ended. Answered by [`Response::Done`], also if nothing
+    /// was; one that runs is refused.
+    Forget {
         /// The process's id.
         process: String,
     },
@@ -110,7 +122,8 @@ pub enum Response {
     Status(Status),
     /// To [`Request::Freeze`].
     Frozen {
-        /// Whether there was no process to stop.
+        /// Whether there was no process to stop, and none that has ended and whose output is kept: a new
+        /// guest would know of nothing less.
         idle: bool,
     },
     /// A file's metadata; with [`FileRequest::Read`] the first message, followed by data frames and
@@ -178,6 +191,14 @@ pub struct Status {
     pub idle_ms: u64,
     /// The guest's resident memory, in bytes.
     pub guest_memory: u64,
+    /// CPU time of all those processes, and of all that have ended, in microseconds.
+    pub cpu_us: Option<u64>,
+    /// The memory of those processes, in bytes; what several share counts once.
+    pub memory: Option<u64>,
+    /// Bytes that came in through the network interfaces that the guest sees, but for the loopback.
+    pub network_received: Option<u64>,
+    /// Bytes that went out, likewise.
+    pub network_sent: Option<u64>,
 }
 
 /// Why a request failed.

@@ -36,8 +36,6 @@ pub struct Setup {
     /// An inherited descriptor of the control group's `memory.events` (or, in version 1,
     /// `memory.oom_control`): its `oom_kill` line tells a kill for want of memory from another.
     pub oom_fd: Option<i32>,
-    /// Or where it may be found, inside; the first that can be read counts.
-    pub oom_paths: Vec<String>,
     /// The sandbox's end, in milliseconds since the Unix epoch.
     pub expires_at: Option<u64>,
     /// The end of the harness's lease, likewise.

@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod detached;
 mod ends;
 mod events;
 mod files;
@@ -12,10 +13,15 @@ mod load;
 mod loss;
 mod network;
 mod output;
+mod profiles;
 mod safety;
+mod secrets;
+mod setup;
 mod snapshots;
 mod starts;
+mod stats;
 mod terminal;
+mod tools;
 
 use std::pin::Pin;
 
@@ -52,13 +58,19 @@ pub fn all() -> Vec<Case> {
         starts::CASES,
         output::CASES,
         ends::CASES,
+        detached::CASES,
         terminal::CASES,
         load::CASES,
         files::CASES,
         changes::CASES,
         limits::CASES,
+        stats::CASES,
         network::CASES,
         safety::CASES,
+        profiles::CASES,
+        setup::CASES,
+        secrets::CASES,
+        tools::CASES,
     ]
     .concat()
 }

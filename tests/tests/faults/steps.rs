@@ -19,7 +19,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use sandbox_core::{
     BackendId, Capabilities, Draft, FileJournal, Found, GuestStream, Instance, InstanceState,
     Journal, JournalLock, Name, OwnerId, Provision, Reachability, Result, SandboxBackend,
-    SandboxEvent, SandboxId, SnapshotData, SnapshotRequest, SnapshotTaken,
+    SandboxEvent, SandboxId, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
 };
 use tokio::sync::Notify;
 
@@ -246,6 +246,10 @@ impl SandboxBackend for SteppedBackend {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         self.inner.snapshot_size(snapshot).await
+    }
+
+    async fn usage(&self, instance: &Instance) -> Result<Usage> {
+        self.inner.usage(instance).await
     }
 
     async fn pause(&self, instance: &Instance) -> Result<()> {

@@ -1,0 +1,359 @@
+//! A process and the attachment to it, across cut connections: nothing of its output or input is lost or
+//! doubled, and every wait but the one for the process itself is bounded.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use sandbox_guest::{ProcessExit, Request, Start};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    Error, ErrorKind, OutputPiece, OutputStream, ProcessEnd, ProcessId, Result, SandboxState,
+    guest::{Attachment, Item, Link, Pipe, Taken},
+    manager::{Recorder, Repeats},
+    outcome::Capture,
+};
+
+/// How long a start waits for a snapshot that is being taken.
+const THAW: Duration = Duration::from_secs(60);
+
+/// How long a cut connection is tried to be made anew. The guest waits longer.
+pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
+
+/// A connection that lasts so long is worth another one when it is cut.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// After so much silence the guest is asked whether it is still there.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// How long a pause is waited for to end before the sandbox is looked at again.
+const PAUSED: Duration = Duration::from_millis(200);
+
+/// Where output goes as it comes.
+pub(crate) trait Outlet: Send {
+    fn give(&mut self, piece: OutputPiece) -> impl Future<Output = ()> + Send;
+}
+
+/// Output that is kept within limits.
+pub(crate) struct Captures {
+    stdout: Capture,
+    stderr: Capture,
+    /// Where the next is expected.
+    next: Taken,
+}
+
+impl Captures {
+    /// Of what follows these offsets.
+    pub(crate) fn new(limit: usize, next: Taken) -> Self {
+        Self { stdout: Capture::new(limit), stderr: Capture::new(limit), next }
+    }
+
+    pub(crate) fn push(&mut self, piece: &OutputPiece) {
+        let (capture, next) = match piece.stream {
+            OutputStream::Stdout => (&mut self.stdout, &mut self.next.stdout),
+            OutputStream::Stderr => (&mut self.stderr, &mut self.next.stderr),
+        };
+        capture.skip(piece.offset.saturating_sub(*next));
+        capture.push(&piece.bytes);
+        *next = piece.end();
+    }
+
+    pub(crate) fn into_run(self, process: ProcessId, end: ProcessEnd) -> crate::Run {
+        crate::Run {
+            process,
+            outcome: end.outcome,
+            stdout: self.stdout.finish(),
+            stderr: self.stderr.finish(),
+            output_open: end.output_open,
+            duration: end.duration,
+            cpu: end.cpu,
+            max_memory: end.max_memory,
+        }
+    }
+}
+
+impl Outlet for Captures {
+    async fn give(&mut self, piece: OutputPiece) {
+        self.push(&piece);
+    }
+}
+
+impl Outlet for mpsc::Sender<OutputPiece> {
+    async fn give(&mut self, piece: OutputPiece) {
+        // Once nobody wants the output it is let go of.
+        let _ = self.send(piece).await;
+    }
+}
+
+/// What a process is fed with.
+#[derive(Debug, Default)]
+pub(crate) struct Input {
+    /// All of its standard input.
+    pub(crate) whole: Option<Vec<u8>>,
+    /// What is written, and resized, while it runs.
+    pub(crate) pipe: Option<Arc<Pipe>>,
+}
+
+/// A process and the attachment to it.
+pub(crate) struct Session {
+    recorder: Recorder,
+    process: ProcessId,
+    link: Arc<Link>,
+    attachment: Attachment,
+    input: Input,
+    /// Whether its output may give way to newer before it is taken.
+    rolling: bool,
+    /// When it last made progress, and how far it had got.
+    progress: (Instant, Taken),
+}
+
+impl Session {
+    /// Starts a process, waiting for a snapshot that is being taken. `since` names the guest that it must
+    /// be, where that matters: see [`Record::since`](crate::record::Record).
+    pub(crate) async fn start(
+        recorder: Recorder,
+        process: ProcessId,
+        start: Start,
+        input: Input,
+        since: Option<u64>,
+    ) -> Result<Self> {
+        let rolling = start.detached;
+        let deadline = Instant::now() + THAW;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let attached = async {
+                let link = recorder.shared.link(&recorder.inner).await?;
+                check_since(&recorder, since).await?;
+                Ok::<_, Error>((Attachment::start(&link, start.clone()).await?, link))
+            };
+            match attached.await {
+                Ok((attachment, link)) => {
+                    return Ok(Self::new(recorder, process, link, attachment, input, rolling));
+                }
+                // Frozen, or replaced while we asked: the same id starts nothing twice.
+                Err(error) if error.is_retryable() && Instant::now() < deadline => {
+                    sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(50));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Attaches to a detached process, its output from there on.
+    pub(crate) async fn attach(
+        recorder: Recorder,
+        process: ProcessId,
+        from: Taken,
+    ) -> Result<Self> {
+        let mut repeats = Repeats::new();
+        let (attachment, link) = loop {
+            let attached = async {
+                let link = recorder.shared.link(&recorder.inner).await?;
+                Ok::<_, Error>((Attachment::attach(&link, &process, from, true).await?, link))
+            };
+            match attached.await {
+                Err(error) if repeats.again(&error).await => {}
+                attached => break attached?,
+            }
+        };
+        Ok(Self::new(recorder, process, link, attachment, Input::default(), true))
+    }
+
+    fn new(
+        recorder: Recorder,
+        process: ProcessId,
+        link: Arc<Link>,
+        attachment: Attachment,
+        input: Input,
+        rolling: bool,
+    ) -> Self {
+        let progress = (Instant::now(), attachment.taken());
+        Self { recorder, process, link, attachment, input, rolling, progress }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.attachment.started().pid
+    }
+
+    /// Gives a process all of its input, which the guest has room for.
+    pub(crate) async fn feed(&mut self) -> Result<()> {
+        let Some(bytes) = self.input.whole.take() else { return Ok(()) };
+        loop {
+            let stdin = self.attachment.stdin();
+            let from = self.attachment.started().stdin;
+            let cut = match crate::guest::answered(stdin.send_all(&bytes, from)).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable => error,
+                done => return done,
+            };
+            if self.attach_again(cut).await?.is_some() {
+                // It is lost; whoever follows it hears of that.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Runs it to its end, its output given away as it comes.
+    pub(crate) async fn run(&mut self, outlet: &mut impl Outlet) -> Result<ProcessEnd> {
+        loop {
+            let begin = Instant::now();
+            let cut = match self.run_attached(outlet).await {
+                Ok(exit) => return Ok(ProcessEnd::exited(&exit)),
+                Err(error) if error.kind() == ErrorKind::Unavailable => error,
+                Err(error) => return Err(error),
+            };
+            // Cut again and again before anything comes, it would never end.
+            let taken = self.attachment.taken();
+            if begin.elapsed() >= STEADY || taken != self.progress.1 {
+                self.progress = (Instant::now(), taken);
+            } else if self.progress.0.elapsed() > RECONNECT {
+                return Ok(ProcessEnd::lost(cut.to_string()));
+            }
+            if let Some(lost) = self.attach_again(cut).await? {
+                return Ok(lost);
+            }
+        }
+    }
+
+    async fn run_attached(&mut self, outlet: &mut impl Outlet) -> Result<ProcessExit> {
+        let stdin = self.attachment.stdin();
+        let from = self.attachment.started().stdin;
+        let Input { whole, pipe } = &self.input;
+        let feed = async {
+            match (whole, pipe) {
+                (Some(bytes), Some(pipe)) => {
+                    let (sent, sized) =
+                        tokio::join!(stdin.send_all(bytes, from), pipe.feed(&stdin, 0));
+                    sent.and(sized)
+                }
+                (Some(bytes), None) => stdin.send_all(bytes, from).await,
+                (None, Some(pipe)) => pipe.feed(&stdin, from).await,
+                (None, None) => Ok(()),
+            }
+        };
+        let mut feeding = whole.is_some() || pipe.is_some();
+        let (recorder, link, attachment) = (&self.recorder, &self.link, &mut self.attachment);
+        let heard = AtomicU64::new(0);
+        let read = async {
+            let piece = |stream, offset, bytes| OutputPiece { stream, offset, bytes };
+            loop {
+                let item = attachment.next().await?;
+                heard.fetch_add(1, Ordering::Relaxed);
+                let piece = match item {
+                    Item::Exited(exit) => return Ok(exit),
+                    Item::Stdout(at, bytes) => piece(OutputStream::Stdout, at, bytes),
+                    Item::Stderr(at, bytes) => piece(OutputStream::Stderr, at, bytes),
+                };
+                outlet.give(piece).await;
+            }
+        };
+        let silence = notice_silence(recorder, link, &heard);
+        tokio::pin!(feed, read, silence);
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut read => return result,
+                // A cut shows on the reading side too.
+                fed = &mut feed, if feeding => {
+                    feeding = false;
+                    if let Err(error) = fed
+                        && error.kind() != ErrorKind::Unavailable
+                    {
+                        return Err(error);
+                    }
+                }
+                error = &mut silence => return Err(error),
+            }
+        }
+    }
+
+    /// Attaches anew where the cut attachment ended; or says why that cannot be.
+    async fn attach_again(&mut self, cut: Error) -> Result<Option<ProcessEnd>> {
+        let mut deadline = Instant::now() + RECONNECT;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let attached = async {
+                let link = self.recorder.shared.link(&self.recorder.inner).await?;
+                let taken = self.attachment.taken();
+                let again = Attachment::attach(&link, &self.process, taken, self.rolling).await?;
+                Ok::<_, Error>((again, link))
+            };
+            match attached.await {
+                Ok((attachment, link)) => {
+                    (self.attachment, self.link) = (attachment, link);
+                    return Ok(None);
+                }
+                // A new instance does not know the old one's processes.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let reason = "the sandbox got a new instance (rewound, restarted or replaced)";
+                    return Ok(Some(ProcessEnd::lost(reason)));
+                }
+                Err(_) if is_paused(&self.recorder).await => {
+                    // It goes on when the sandbox does.
+                    deadline = Instant::now() + RECONNECT;
+                    sleep(PAUSED).await;
+                }
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Lost | ErrorKind::Conflict)
+                        && !error.is_retryable() =>
+                {
+                    return Ok(Some(ProcessEnd::lost(error.message())));
+                }
+                Err(error) if Instant::now() < deadline => {
+                    let sandbox = &self.recorder.shared.id;
+                    tracing::debug!(%sandbox, %error, "not attached yet");
+                    sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(500));
+                }
+                Err(_) => return Ok(Some(ProcessEnd::lost(cut.to_string()))),
+            }
+        }
+    }
+}
+
+/// Makes sure that the present guest is still the one that was meant.
+async fn check_since(recorder: &Recorder, since: Option<u64>) -> Result<()> {
+    let Some(since) = since else { return Ok(()) };
+    if recorder.shared.record(&recorder.inner).await?.since == since {
+        return Ok(());
+    }
+    let message = "the sandbox got a new instance before the process was started";
+    Err(Error::new(ErrorKind::Lost, "spawn", message))
+}
+
+/// Returns when a guest that says nothing does not answer either, or its connection is cut.
+pub(crate) async fn notice_silence(
+    recorder: &Recorder,
+    link: &Arc<Link>,
+    heard: &AtomicU64,
+) -> Error {
+    let mut before = 0;
+    loop {
+        sleep(SILENCE).await;
+        let now = heard.load(Ordering::Relaxed);
+        if std::mem::replace(&mut before, now) != now {
+            continue;
+        }
+        match link.call(Request::Status).await {
+            Err(error) if error.is_retryable() && !is_paused(recorder).await => {
+                recorder.shared.unlink_from(link).await;
+                let message = "the guest does not answer any more";
+                return Error::new(ErrorKind::Unavailable, "wait", message).with_source(error);
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn is_paused(recorder: &Recorder) -> bool {
+    let record = recorder.shared.record(&recorder.inner).await;
+    record.is_ok_and(|record| record.state == SandboxState::Paused)
+}

@@ -1,0 +1,205 @@
+//! Helper programs: the guest program's small tools, each run once in a `bwrap` of its own that sees
+//! nothing but what it works on.
+
+use std::{
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use rustix::fd::OwnedFd;
+use sandbox_core::{Error, Result, SnapshotId};
+
+use super::{
+    backend::Shared,
+    error::blocking,
+    host::INSIDE_ID,
+    instance::PARTS,
+    plan::{Line, WORKSPACE},
+    programs::find_program,
+    staging::Wanted,
+    sys::ChildSetup,
+};
+
+/// Runs a helper program of ours to its end, without the harness's environment and descriptors.
+/// Dropping the future kills it; so does the harness's end.
+pub(crate) async fn run_helper(
+    shared: &Shared,
+    operation: &'static str,
+    wanted: Vec<Wanted>,
+    arguments: impl FnOnce(&[PathBuf]) -> Vec<OsString> + Send + 'static,
+) -> Result<std::process::Output> {
+    let (started, mut running) = tokio::sync::oneshot::channel();
+    let shared = shared.clone();
+    let work = blocking(operation, move || {
+        let staged = shared.stager.stage(operation, &wanted)?;
+        let mut command = Command::new(find_program(&shared.program)?);
+        command.args(arguments(&staged.paths)).env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let setup = ChildSetup {
+            stage: staged.stage,
+            // This thread stays until the child has ended.
+            die_with_thread: true,
+            ..ChildSetup::default()
+        };
+        setup.apply(&mut command);
+        let starting = |error| Error::io(operation, "starting bwrap", error);
+        let child = command.spawn().map_err(starting)?;
+        if let Ok(killer) = Killer::new(child.id()) {
+            // Nobody waits any more if this fails: then the killer is dropped here and kills.
+            let _ = started.send(killer);
+        }
+        child.wait_with_output().map_err(starting)
+    });
+    tokio::pin!(work);
+    let mut killer = None;
+    let output = loop {
+        tokio::select! {
+            biased;
+            output = &mut work => break output,
+            sent = &mut running, if killer.is_none() => match sent {
+                Ok(sent) => killer = Some(sent),
+                Err(_) => break work.await,
+            },
+        }
+    };
+    if let Some(killer) = killer {
+        killer.ended();
+    }
+    output
+}
+
+/// Kills a process when it is dropped.
+struct Killer(Option<OwnedFd>);
+
+impl Killer {
+    fn new(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
+        let flags = rustix::process::PidfdFlags::empty();
+        Ok(Self(Some(rustix::process::pidfd_open(pid, flags)?)))
+    }
+
+    fn ended(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Killer {
+    fn drop(&mut self) {
+        if let Some(process) = &self.0 {
+            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// The directories that a helper looks for changes in.
+#[derive(Debug)]
+pub(crate) struct Compared<'a> {
+    pub(crate) guest: &'a Path,
+    /// The instance's `fs/upper`.
+    pub(crate) upper: &'a Path,
+    pub(crate) layers: &'a Path,
+    pub(crate) root: &'a Path,
+    pub(crate) workspace: Option<&'a Path>,
+}
+
+/// bwrap's arguments for a helper that compares what an instance on the layers `now` shows with what one
+/// on the layers `then` would, both lowest first. It sees nothing else, and may read what its own user
+/// forbade itself to read.
+pub(crate) fn changes_arguments(
+    sources: &Compared<'_>,
+    now: &[SnapshotId],
+    then: &[SnapshotId],
+    mounts: &[PathBuf],
+    made: Option<&Path>,
+) -> Vec<OsString> {
+    let mut line = helper(sources.guest);
+    line.mount("--ro-bind", sources.upper, "/upper");
+    line.mount("--ro-bind", sources.layers, "/layers");
+    line.mount("--ro-bind", sources.root, "/base/root");
+    match sources.workspace {
+        Some(workspace) => line.mount("--ro-bind", workspace, "/base/workspace"),
+        None => line.words(["--dir", "/base/workspace"]),
+    }
+    line.words(["--", "/guest/guest", "changes"]);
+    let shared = now.iter().zip(then).take_while(|(now, then)| now == then).count();
+    for (part, at) in [("root", ""), ("workspace", WORKSPACE)] {
+        line.words(["part", at]);
+        line.words(["now", &format!("/upper/{part}")]);
+        for (word, layers) in
+            [("now", &now[shared..]), ("then", &then[shared..]), ("both", &now[..shared])]
+        {
+            for layer in layers.iter().rev() {
+                line.words([word, &format!("/layers/{layer}/{part}")]);
+            }
+        }
+        line.words(["both", &format!("/base/{part}")]);
+        if then.is_empty() {
+            line.words(["root-mode", "755"]);
+        }
+        for (word, paths) in [("hidden", mounts), ("made", made.map(Path::to_owned).as_slice())] {
+            for path in paths {
+                // All that is below the workspace is in the workspace's overlay.
+                let below = path.strip_prefix(WORKSPACE).ok();
+                let path = match part {
+                    "workspace" => below.filter(|below| *below != Path::new("")),
+                    _ => Some(path.as_path()),
+                };
+                if let Some(path) = path {
+                    line.0.extend([word.into(), Path::new("/").join(path).into()]);
+                }
+            }
+        }
+    }
+    line.0
+}
+
+/// bwrap's arguments for a helper that copies a layer, blind to everything else. It may read what its
+/// own user forbade itself to read, such as a directory of mode 000.
+pub(crate) fn copy_arguments(guest: &Path, from: &Path, to: &Path) -> Vec<OsString> {
+    let mut line = helper(guest);
+    line.mount("--ro-bind", from, "/from");
+    line.mount("--bind", to, "/to");
+    line.words(["--", "/guest/guest", "copy-tree"]);
+    line.0
+}
+
+/// bwrap's arguments for a helper that makes one layer of an instance's upper one and of all that it
+/// stands on, lowest first. Its parts come to be in `upper` below
+/// `to`.
+pub(crate) fn merge_arguments(
+    guest: &Path,
+    upper: &Path,
+    to: &Path,
+    layers: &Path,
+    stack: &[SnapshotId],
+) -> Vec<OsString> {
+    let mut line = helper(guest);
+    line.mount("--ro-bind", upper, "/from");
+    line.mount("--ro-bind", layers, "/layers");
+    line.mount("--bind", to, "/to");
+    line.words(["--", "/guest/guest", "merge-layers"]);
+    for (index, part) in PARTS.iter().enumerate() {
+        if index > 0 {
+            line.words(["--"]);
+        }
+        line.words([&format!("/to/upper/{part}"), &format!("/from/{part}")]);
+        for layer in stack.iter().rev() {
+            line.words([&format!("/layers/{layer}/{part}")]);
+        }
+    }
+    line.0
+}
+
+fn helper(guest: &Path) -> Line {
+    let mut line = Line::default();
+    line.words(["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts"]);
+    line.words(["--unshare-cgroup-try", "--unshare-net", "--die-with-parent"]);
+    let id = INSIDE_ID.to_string();
+    line.words(["--uid", &id, "--gid", &id, "--clearenv"]);
+    line.words(["--cap-add", "CAP_DAC_OVERRIDE", "--cap-add", "CAP_DAC_READ_SEARCH"]);
+    line.mount("--ro-bind", guest, "/guest");
+    line
+}

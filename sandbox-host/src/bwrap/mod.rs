@@ -1,0 +1,39 @@
+//! Sandboxes made by bubblewrap and overlayfs, of the host that this runs on.
+//!
+//! # How a sandbox is made
+//!
+//! 1. `plan` turns a spec into bwrap's arguments and the guest's instructions; it touches nothing.
+//! 2. `staging` (only for a harness that runs as root) prepares mounts of what the plan shows, so that
+//!    the unprivileged id that the sandbox runs as can reach it and finds itself the owner.
+//! 3. `cgroup` makes the control groups that the spec's limits need.
+//! 4. `launch` starts bwrap, which makes the namespaces and starts the guest in them as PID 1. The guest
+//!    mounts the overlays, moves the host's directories into them, drops every capability and serves.
+//!
+//! All that belongs to an instance is in one directory, which `instance` looks after; `snapshot` looks
+//! after the layers that snapshots leave behind, `copied` makes those that cannot just be renamed, and
+//! `changes` tells what is in them. The last two have the guest program do it, as a `helper`.
+
+mod accounts;
+mod backend;
+mod cgroup;
+mod changes;
+mod config;
+mod copied;
+mod helper;
+mod host;
+mod instance;
+mod launch;
+mod plan;
+mod probe;
+mod settings;
+mod size;
+mod snapshot;
+mod staging;
+
+use crate::{error, process, programs, sys, tree};
+
+pub use backend::BwrapHost;
+pub use config::BwrapHostBuilder;
+
+/// The id in instances and snapshots.
+const ID: &str = "bwrap";

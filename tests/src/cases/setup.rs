@@ -1,0 +1,122 @@
+//! Commands that run before a sandbox is ready.
+
+use sandbox_core::{ErrorKind, SandboxState};
+
+use super::cases;
+use crate::{
+    Check, Context,
+    context::{error_of, soon},
+    holds, same,
+};
+
+cases!("setup";
+    [] setup_commands_run_in_order_before_it_is_ready,
+    [] a_recreated_sandbox_is_set_up_again,
+    [Snapshot] a_rewound_or_forked_sandbox_is_not,
+    [] a_command_that_fails_fails_the_creation_with_its_output,
+    [] a_creation_that_nobody_waits_for_is_undone_in_the_middle_of_its_setup,
+    [] inputs_are_in_the_environment_of_setup_commands_alone,
+);
+
+async fn setup_commands_run_in_order_before_it_is_ready(cx: &Context) -> Check {
+    let request = cx.request().setup("echo one > log").setup("echo two >> log; pwd >> log");
+    let sandbox = cx.manager.create(request, &cx.sink).await?;
+    let pwd = cx.sh(&sandbox, "pwd").await?;
+    same!(cx.sh(&sandbox, "cat log").await?, format!("one\ntwo\n{pwd}"));
+    let kinds = cx.kinds(&sandbox).await?;
+    let begun = [
+        "requested",
+        "provisioning",
+        "process_started",
+        "process_exited",
+        "process_started",
+        "process_exited",
+        "ready",
+    ];
+    same!(kinds[..7], begun);
+    holds!(!cx.repository().join("log").exists(), "the repository is as it was");
+    Ok(())
+}
+
+async fn a_recreated_sandbox_is_set_up_again(cx: &Context) -> Check {
+    let request = cx.request().setup("echo made > log");
+    let sandbox = cx.manager.create(request, &cx.sink).await?;
+    cx.sh(&sandbox, "echo changed > log").await?;
+    sandbox.recreate(&cx.sink).await?;
+    same!(cx.sh(&sandbox, "cat log").await?, "made");
+    Ok(())
+}
+
+async fn a_rewound_or_forked_sandbox_is_not(cx: &Context) -> Check {
+    let request = cx.request().setup("echo made >> log");
+    let sandbox = cx.manager.create(request, &cx.sink).await?;
+    cx.sh(&sandbox, "echo changed >> log").await?;
+    let snapshot = sandbox.snapshot("changed", &cx.sink).await?;
+    sandbox.rewind(&snapshot.id, &cx.sink).await?;
+    same!(cx.sh(&sandbox, "cat log").await?, "made\nchanged");
+    let fork = cx.manager.fork(&snapshot.id, None, &cx.sink).await?;
+    same!(cx.sh(&fork, "cat log").await?, "made\nchanged");
+    Ok(())
+}
+
+async fn a_command_that_fails_fails_the_creation_with_its_output(cx: &Context) -> Check {
+    let request =
+        cx.request().setup("true").setup("echo looking; echo not found >&2; exit 7").setup("true");
+    let error = error_of(cx.manager.acquire("case", request, &cx.sink).await)?;
+    same!(error.kind(), ErrorKind::Setup);
+    for said in ["command 2 of 3", "exited with 7", "looking", "not found"] {
+        holds!(error.message().contains(said), "{error} says {said}");
+    }
+    holds!(cx.backend.inventory().await?.is_empty(), "no instance is left");
+    let id = error.sandbox().ok_or("it names no sandbox")?;
+    let sandbox = cx.manager.open(id.as_str()).await?;
+    same!(sandbox.info().await?.state, SandboxState::Failed);
+    let kinds = cx.kinds(&sandbox).await?;
+    same!(kinds.last().map(String::as_str), Some("failed"));
+    // The name is free again.
+    let made = cx.manager.acquire("case", cx.request(), &cx.sink).await?;
+    holds!(made.id() != sandbox.id(), "another sandbox has the name");
+    Ok(())
+}
+
+async fn a_creation_that_nobody_waits_for_is_undone_in_the_middle_of_its_setup(
+    cx: &Context,
+) -> Check {
+    let marker = cx.marker();
+    let request = cx.request().setup(format!("sleep {marker}"));
+    {
+        let creation = cx.manager.create(request, &cx.sink);
+        let begun = async {
+            loop {
+                if cx.sink.kinds().iter().any(|kind| kind == "process_started") {
+                    return;
+                }
+                crate::context::pause().await;
+            }
+        };
+        tokio::select! {
+            made = creation => return Err(format!("it was made: {made:?}").into()),
+            begun = soon("a setup command", begun) => begun?,
+        }
+    }
+    let gone = async {
+        while !cx.backend.inventory().await?.is_empty() {
+            crate::context::pause().await;
+        }
+        Check::Ok(())
+    };
+    soon("an instance that nobody waits for", gone).await?
+}
+
+async fn inputs_are_in_the_environment_of_setup_commands_alone(cx: &Context) -> Check {
+    let request = cx
+        .request()
+        .input("base-ref", "main branch")
+        .setup("printf %s \"$SANDBOX_INPUT_BASE_REF\" > ref");
+    let sandbox = cx.manager.create(request, &cx.sink).await?;
+    same!(cx.sh(&sandbox, "cat ref").await?, "main branch");
+    same!(cx.sh(&sandbox, "env | grep -c SANDBOX_INPUT || true").await?, "0");
+    let unused = cx.request().input("base-ref", "main");
+    same!(error_of(cx.manager.create(unused, &cx.sink).await)?.kind(), ErrorKind::InvalidSpec);
+    Ok(())
+}
