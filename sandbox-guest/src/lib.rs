@@ -21,5 +21,6 @@ pub use protocol::{
     Bytes, DEFAULT_WINDOW, Done, Entry, Existing, ExitStatus, Failure, FailureKind, FileEvent,
     FileInfo, FileKind, FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output,
     PROTOCOL_VERSION, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request,
-    Response, Setup, Start, Started, Status, TreeMeta, TreeRecord, Welcome, errno_text,
+    Response, SHELL_INPUT_WINDOW, Setup, ShellDone, ShellEvent, ShellRequest, Start, Started,
+    Status, TreeMeta, TreeRecord, Welcome, errno_text,
 };
