@@ -26,4 +26,4 @@ mod run;
 
 pub use cases::{Case, all};
 pub use context::{Check, Context, Failure, Subject};
-pub use run::{Verdict, main, run_case};
+pub use run::{Verdict, left_out, main, run_case};
