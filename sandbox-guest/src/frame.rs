@@ -18,6 +18,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// The most that one message may measure, in bytes: room for the longest argument vector Linux takes.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
+/// The most values that one message may have, counted through all its maps and arrays: more than Linux takes
+/// arguments.
+pub const MAX_VALUES: usize = 256 * 1024;
+
 /// The most that one data frame may carry, in bytes.
 pub const MAX_DATA: usize = 64 * 1024;
 
@@ -62,34 +66,86 @@ pub enum Frame {
 ///
 /// `InvalidData` for an unknown type or an excessive length, `UnexpectedEof` for a torn frame.
 pub async fn read<R: AsyncRead + Unpin>(reader: &mut R) -> io::Result<Option<Frame>> {
-    let mut head = [0; 5];
+    let mut head = [0; HEAD];
     let first = reader.read(&mut head).await?;
     if first == 0 {
         return Ok(None);
     }
     reader.read_exact(&mut head[first..]).await?;
-    let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
-    let limit = if head[4] == 0 { MAX_MESSAGE } else { MAX_DATA };
-    if length < 2 || length - 1 > limit {
-        return Err(invalid(format!("a frame of type {} and {length} bytes", head[4])));
+    let (channel, length) = understand(head)?;
+    // Grows with what really arrives: a length alone buys a hostile peer no memory.
+    let mut payload = Vec::with_capacity(length.min(MAX_DATA));
+    reader.take(length as u64).read_to_end(&mut payload).await?;
+    if payload.len() != length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let channel = match head[4] {
+    Ok(Some(Frame::new(channel, payload)))
+}
+
+/// Takes apart what comes in pieces, for who has no reader to wait on: after each piece, all frames that
+/// are complete. It holds no more than one frame that is not, and the last piece.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    /// What has been taken from the buffer.
+    taken: usize,
+}
+
+impl Decoder {
+    /// Adds a piece.
+    pub fn push(&mut self, piece: &[u8]) {
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        self.buffer.extend_from_slice(piece);
+    }
+
+    /// The next frame that is complete.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` as [`read`]; nothing that comes later can be understood then.
+    pub fn next_frame(&mut self) -> io::Result<Option<Frame>> {
+        let rest = &self.buffer[self.taken..];
+        let Some((head, rest)) = rest.split_first_chunk::<HEAD>() else { return Ok(None) };
+        let (channel, length) = understand(*head)?;
+        let Some(payload) = rest.get(..length) else { return Ok(None) };
+        let frame = Frame::new(channel, payload.to_vec());
+        self.taken += HEAD + length;
+        Ok(Some(frame))
+    }
+
+    /// Whether nothing is left that is not a whole frame.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buffer.len() == self.taken
+    }
+}
+
+impl Frame {
+    fn new(channel: Option<Channel>, payload: Vec<u8>) -> Self {
+        match channel {
+            None => Self::Message(payload),
+            Some(channel) => Self::Data(channel, payload),
+        }
+    }
+}
+
+/// What a frame's head says: whose data follows, or none's but a message, and how long it is.
+fn understand(head: [u8; HEAD]) -> io::Result<(Option<Channel>, usize)> {
+    let [a, b, c, d, tag] = head;
+    let length = u32::from_be_bytes([a, b, c, d]) as usize;
+    let limit = if tag == 0 { MAX_MESSAGE } else { MAX_DATA };
+    if length < 2 || length - 1 > limit {
+        return Err(invalid(format!("a frame of type {tag} and {length} bytes")));
+    }
+    let channel = match tag {
         0 => None,
         1 => Some(Channel::In),
         2 => Some(Channel::Out),
         3 => Some(Channel::Err),
         other => return Err(invalid(format!("a frame of unknown type {other}"))),
     };
-    // Grows with what really arrives: a length alone buys a hostile peer no memory.
-    let mut payload = Vec::with_capacity((length - 1).min(MAX_DATA));
-    reader.take(length as u64 - 1).read_to_end(&mut payload).await?;
-    if payload.len() != length - 1 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(Some(match channel {
-        None => Frame::Message(payload),
-        Some(channel) => Frame::Data(channel, payload),
-    }))
+    Ok((channel, length - 1))
 }
 
 /// Writes a message as one frame, and flushes.
@@ -151,13 +207,65 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// A message's payload, decoded.
+/// A message's payload, decoded. Takes memory in proportion to the payload, whatever that claims to hold.
 ///
 /// # Errors
 ///
-/// `InvalidData` if it is not such a message.
+/// `InvalidData` if it is not such a message, or one of more than [`MAX_VALUES`] values.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
+    check_values(payload)?;
     rmp_serde::from_slice(payload).map_err(|error| invalid(error.to_string()))
+}
+
+/// Refuses what claims more values than it has bytes, or than a message may have: a value of one byte can
+/// take many bytes of memory.
+fn check_values(payload: &[u8]) -> io::Result<()> {
+    let (mut at, mut seen) = (0_usize, 0_usize);
+    let mut expected = 1_usize;
+    while expected > 0 {
+        let rest = payload.get(at..).unwrap_or_default();
+        let Some(marker) = rest.first() else {
+            return Err(invalid("a message that ends too early".into()));
+        };
+        let number = |size: usize| {
+            let bytes = rest.get(1..=size).unwrap_or_default();
+            bytes.iter().fold(0_usize, |number, byte| number << 8 | usize::from(*byte))
+        };
+        let low = |mask: u8| usize::from(marker & mask);
+        // How long it is with its marker, and how many values are in it.
+        let (length, inside) = match marker {
+            0x00..=0x7f | 0xe0..=0xff | 0xc0..=0xc3 => (1, 0),
+            0x80..=0x8f => (1, 2 * low(0x0f)),
+            0x90..=0x9f => (1, low(0x0f)),
+            0xa0..=0xbf => (1 + low(0x1f), 0),
+            0xc4 | 0xd9 => (2 + number(1), 0),
+            0xc5 | 0xda => (3 + number(2), 0),
+            0xc6 | 0xdb => (5 + number(4), 0),
+            0xc7 => (3 + number(1), 0),
+            0xc8 => (4 + number(2), 0),
+            0xc9 => (6 + number(4), 0),
+            0xcc | 0xd0 => (2, 0),
+            0xcd | 0xd1 => (3, 0),
+            0xca | 0xce | 0xd2 => (5, 0),
+            0xcb | 0xcf | 0xd3 => (9, 0),
+            0xd4..=0xd8 => (2 + (1 << (marker - 0xd4)), 0),
+            0xdc => (3, number(2)),
+            0xdd => (5, number(4)),
+            0xde => (3, 2 * number(2)),
+            0xdf => (5, number(4).saturating_mul(2)),
+        };
+        at = at.saturating_add(length);
+        seen += 1;
+        expected = (expected - 1).saturating_add(inside);
+        let left = payload.len().saturating_sub(at);
+        if at > payload.len() || expected > left || seen.saturating_add(expected) > MAX_VALUES {
+            return Err(invalid(format!(
+                "a message of {} bytes claims to hold more",
+                payload.len()
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn head(payload: usize, tag: u8) -> [u8; HEAD] {
@@ -198,6 +306,45 @@ mod tests {
                 back.extend(bytes);
             }
             prop_assert_eq!(back, data);
+        }
+
+        #[test]
+        fn a_stream_is_taken_apart_the_same_wherever_it_is_split(
+            pieces in proptest::collection::vec((0..4_u8, 1..2000_usize), 0..12),
+            sizes in proptest::collection::vec(1..700_usize, 1..20),
+        ) {
+            let mut wire = Vec::new();
+            let mut expected = Vec::new();
+            for (tag, length) in pieces {
+                let payload = vec![tag; length];
+                wire.extend_from_slice(&head(length, tag));
+                wire.extend_from_slice(&payload);
+                let (channel, _) = understand(head(length, tag)).unwrap();
+                expected.push(Frame::new(channel, payload));
+            }
+            let mut decoder = Decoder::default();
+            let mut found = Vec::new();
+            let mut rest = &wire[..];
+            for size in sizes.iter().cycle() {
+                let (piece, later) = rest.split_at((*size).min(rest.len()));
+                decoder.push(piece);
+                while let Some(frame) = decoder.next_frame().unwrap() {
+                    found.push(frame);
+                }
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert!(decoder.is_empty());
+            prop_assert_eq!(&found, &expected);
+            // And as a reader does it.
+            let mut reader = &wire[..];
+            let mut read_back = Vec::new();
+            while let Some(frame) = block_on(read(&mut reader)).unwrap() {
+                read_back.push(frame);
+            }
+            prop_assert_eq!(read_back, expected);
         }
 
         #[test]

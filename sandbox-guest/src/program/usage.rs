@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// What a process's times are counted in; the same on every architecture that Linux has today.
 const TICKS_PER_SECOND: u64 = 100;
 
+/// A tick in microseconds.
+pub(crate) const TICK_US: u64 = 1_000_000 / TICKS_PER_SECOND;
+
 /// How the guest is. The looking is done on another thread.
 pub(crate) async fn status(guest: &Arc<Guest>) -> Status {
     let (running, idle) = {
@@ -60,7 +63,7 @@ fn look(guest: &Guest) -> Status {
         status.processes += 1;
         memory += share(&pid, begin).unwrap_or(0);
     }
-    let live = ticks * (1_000_000 / TICKS_PER_SECOND);
+    let live = ticks * TICK_US;
     status.cpu_us = Some(guest.note_cpu_us(ended + live));
     status.memory = Some(memory);
     status
@@ -71,17 +74,18 @@ fn look(guest: &Guest) -> Status {
 fn members(guest: &Guest, entries: &[Entry]) -> Vec<(Entry, bool)> {
     let own = std::process::id() as Pid;
     let supervisors = lock(&guest.supervisors);
+    let bridges = lock(&guest.bridges);
     // 0 is the parent of those that entered from outside.
     let roots = if guest.alone { vec![0, own] } else { vec![own] };
     tree::descendants(entries, &roots)
         .into_iter()
-        .filter(|entry| entry.pid != own)
+        .filter(|entry| entry.pid != own && !bridges.contains(&entry.pid))
         .map(|entry| (entry, supervisors.contains_key(&entry.pid)))
         .collect()
 }
 
-/// CPU time of a process and of the children that it waited for.
-fn times(pid: &str) -> Option<u64> {
+/// CPU time of a process and of the children that it waited for, in ticks.
+pub(crate) fn times(pid: &str) -> Option<u64> {
     parse_times(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 

@@ -40,6 +40,9 @@ pub struct Start {
     pub timeout_ms: Option<u64>,
     /// Limits of its own, on top of the sandbox's.
     pub limits: ProcessLimits,
+    /// The program is a shell to be kept for a session: its input is [`super::ShellRequest`]s and its
+    /// output [`super::ShellEvent`]s. What it leaves running ends with it.
+    pub shell: bool,
 }
 
 /// What becomes of a process's output.
@@ -95,9 +98,12 @@ pub struct Started {
     /// Likewise for standard error.
     #[serde(default)]
     pub stderr: u64,
-    /// How many bytes of standard input have been taken already.
+    /// How many bytes of standard input have come in already.
     #[serde(default)]
     pub stdin: u64,
+    /// How many of them the process has taken: the sender may go as far as this plus the window.
+    #[serde(default)]
+    pub taken: u64,
 }
 
 /// How a process ended.

@@ -5,6 +5,7 @@ mod exec;
 mod failure;
 mod file;
 mod setup;
+mod shell;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,7 @@ pub use file::{
     Done, Entry, Existing, FileEvent, FileInfo, FileKind, FileRequest, TreeMeta, TreeRecord,
 };
 pub use setup::{MountStep, Setup};
+pub use shell::{SHELL_INPUT_WINDOW, ShellDone, ShellEvent, ShellRequest};
 
 /// A byte string: paths, arguments and environment need not be UTF-8.
 pub type Bytes = serde_bytes::ByteBuf;

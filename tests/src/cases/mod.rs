@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod connection;
 mod detached;
 mod ends;
 mod events;
@@ -17,6 +18,7 @@ mod profiles;
 mod safety;
 mod secrets;
 mod setup;
+mod shell;
 mod snapshots;
 mod starts;
 mod stats;
@@ -62,7 +64,9 @@ pub fn all() -> Vec<Case> {
         output::CASES,
         ends::CASES,
         detached::CASES,
+        connection::CASES,
         terminal::CASES,
+        shell::CASES,
         load::CASES,
         files::CASES,
         streams::CASES,
