@@ -3,6 +3,7 @@
 
 pub mod fingerprint;
 pub mod project;
+pub mod scene;
 
 use std::time::{Duration, Instant};
 

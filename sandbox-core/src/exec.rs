@@ -404,6 +404,13 @@ impl Process {
         Ok(())
     }
 
+    /// Its standard input as a thing of its own, so that it can be written to while output is read: who
+    /// does one after the other may wait for ever, as the process may wait for the other. `None` if it was
+    /// not started with [`Command::stdin_piped`], was ended or was taken.
+    pub fn take_stdin(&mut self) -> Option<ProcessStdin> {
+        std::mem::take(&mut self.piped).then(|| ProcessStdin { pipe: Arc::clone(&self.pipe) })
+    }
+
     /// Tells its terminal that the size has changed.
     ///
     /// # Errors
@@ -469,5 +476,26 @@ impl Process {
         let mut call = sandbox.call(sink).await?;
         call.deliver().await;
         call.finish(result)
+    }
+}
+
+/// A process's standard input, to be written to. Dropping it ends the input after what was written.
+#[derive(Debug)]
+pub struct ProcessStdin {
+    pipe: Arc<Pipe>,
+}
+
+impl ProcessStdin {
+    /// Writes, waiting for room. A process that has ended or does not read any more takes it silently.
+    ///
+    /// If the future is dropped, the beginning may have been written.
+    pub async fn write(&mut self, bytes: &[u8]) {
+        self.pipe.write(bytes).await;
+    }
+}
+
+impl Drop for ProcessStdin {
+    fn drop(&mut self) {
+        self.pipe.end();
     }
 }

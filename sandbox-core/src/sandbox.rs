@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use crate::{
     Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
     ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, SandboxManager,
-    SandboxState, SandboxStatus, Snapshot, SnapshotId, Stats, TurnEventSink, exec,
+    SandboxState, SandboxStatus, Shell, ShellOptions, Snapshot, SnapshotId, Stats, TurnEventSink,
+    exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
     processes, status,
@@ -108,6 +109,15 @@ impl Sandbox {
     /// As [`exec`](Self::exec).
     pub async fn spawn(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Process> {
         exec::spawn(self.call(sink).await?, command).await
+    }
+
+    /// Opens a shell session: one shell, in which command after command is run, its state kept in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`exec`](Self::exec); `Unsupported` if the program is no shell.
+    pub async fn shell(&self, options: ShellOptions, sink: &dyn TurnEventSink) -> Result<Shell> {
+        Shell::open(self, options, sink).await
     }
 
     /// The processes that were started here, by this manager or another, oldest first: those that run, and
@@ -322,6 +332,16 @@ impl Sandbox {
         self.change(sink, crate::manager::destroy).await
     }
 
+    /// Takes the guest out of a borrowed place, with all that it started; the place itself goes on as it
+    /// was before. Detaching twice succeeds twice.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it was not attached but made; what the backend says, if something could not be removed.
+    pub async fn detach(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::detach).await
+    }
+
     /// How someone else gets in.
     ///
     /// # Errors
@@ -355,6 +375,11 @@ impl Sandbox {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         self.call(sink).await?.drive(work).await
+    }
+
+    /// A connection to its guest.
+    pub(crate) async fn link(&self) -> Result<Arc<crate::guest::Link>> {
+        self.shared.link(&self.inner).await
     }
 
     pub(crate) async fn call<'a>(&self, sink: &'a dyn TurnEventSink) -> Result<Call<'a>> {

@@ -9,6 +9,8 @@ use sandbox_guest::{
     preamble,
 };
 
+use tokio::io::AsyncRead;
+
 use crate::{Error, ErrorKind, GuestStream, InstanceId, Result};
 
 /// How long a guest may take to answer when it is first spoken to: it may be setting itself up.
@@ -30,14 +32,8 @@ impl Link {
         let greet = async {
             preamble::exchange(&mut stream).await.map_err(broken)?;
             let link = Self { mux: mux::client(stream), instance: instance.clone() };
-            let hello = Hello {
-                client: concat!("sandbox-core ", env!("CARGO_PKG_VERSION")).into(),
-                instance: instance.to_string(),
-            };
-            match link.call(Request::Hello(hello)).await? {
-                Response::Welcome(Welcome { .. }) => Ok(link),
-                other => Err(unexpected(&other)),
-            }
+            link.greet().await?;
+            Ok(link)
         };
         match tokio::time::timeout(GREETING, greet).await {
             Ok(result) => result,
@@ -46,6 +42,19 @@ impl Link {
                 "connect",
                 format!("the guest did not answer within {} s", GREETING.as_secs()),
             )),
+        }
+    }
+
+    /// Greets the guest, which answers if it is the one that is meant. May be done again, to see whether it
+    /// is still there.
+    pub(crate) async fn greet(&self) -> Result<()> {
+        let hello = Hello {
+            client: concat!("sandbox-core ", env!("CARGO_PKG_VERSION")).into(),
+            instance: self.instance.to_string(),
+        };
+        match self.call(Request::Hello(hello)).await? {
+            Response::Welcome(Welcome { .. }) => Ok(()),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -88,7 +97,7 @@ pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Resu
 }
 
 /// The next message of a stream; a failure is an error.
-pub(crate) async fn response(stream: &mut Stream) -> Result<Response> {
+pub(crate) async fn response<R: AsyncRead + Unpin>(stream: &mut R) -> Result<Response> {
     match frame::read(stream).await.map_err(broken)? {
         Some(Frame::Message(payload)) => match frame::decode(&payload).map_err(garbage)? {
             Response::Failed(failure) => Err(failed(failure)),

@@ -225,8 +225,15 @@ impl Shared {
         // Whoever is just replacing the instance gets to finish.
         let _lock = inner.journal.lock(&self.id).await?;
         let record = self.record(inner).await?;
-        if running_instance(&record)?.id != instance.id {
+        let now = running_instance(&record)?;
+        if now.id != instance.id {
             return Ok(());
+        }
+        // The same one may have been stopped and started.
+        match connect(&*inner.backend(&now.backend)?, now).await {
+            Ok(_) => return Ok(()),
+            Err(again) if again.kind() == ErrorKind::Lost => {}
+            Err(again) => return Err(again.with_sandbox(&self.id)),
         }
         let recorder = Recorder::of_nobody(inner, self, record.consumer.clone());
         if let Some(reason) = lifetime::is_over(&record) {
@@ -295,6 +302,16 @@ pub(super) async fn connect(backend: &dyn SandboxBackend, instance: &Instance) -
             _ => Err(named(error)),
         },
     }
+}
+
+/// What is done to a place, when the place is somebody else's.
+pub(super) fn refuse_borrowed(record: &Record, operation: &'static str) -> Result<()> {
+    if !record.borrowed {
+        return Ok(());
+    }
+    let message = "its place is borrowed: it was attached to, and only its owner may do this; `detach` \
+                   leaves it as it was";
+    Err(Error::new(ErrorKind::NotOwned, operation, message).with_sandbox(&record.id))
 }
 
 /// The instance that calls go to, or why they cannot.

@@ -40,6 +40,9 @@ pub struct Start {
     pub timeout_ms: Option<u64>,
     /// Limits of its own, on top of the sandbox's.
     pub limits: ProcessLimits,
+    /// The program is a shell to be kept for a session: its input is [`super::ShellRequest`]s and its
+    /// output [`super::ShellEvent`]s. What it leaves running ends with it.
+    pub shell: bool,
 }
 
 /// What becomes of a process's output.

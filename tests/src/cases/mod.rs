@@ -17,11 +17,15 @@ mod profiles;
 mod safety;
 mod secrets;
 mod setup;
+mod shell;
 mod snapshots;
 mod starts;
 mod stats;
+mod streams;
 mod terminal;
 mod tools;
+mod transfers;
+mod watches;
 
 use std::pin::Pin;
 
@@ -60,8 +64,12 @@ pub fn all() -> Vec<Case> {
         ends::CASES,
         detached::CASES,
         terminal::CASES,
+        shell::CASES,
         load::CASES,
         files::CASES,
+        streams::CASES,
+        transfers::CASES,
+        watches::CASES,
         changes::CASES,
         limits::CASES,
         stats::CASES,
