@@ -115,37 +115,28 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
 }
 
 /// Starts a command that goes on without its handle, or finds the one that its key stands for.
-async fn spawn_detached(mut call: Call<'_>, mut command: Command) -> Result<Process> {
+async fn spawn_detached(call: Call<'_>, mut command: Command) -> Result<Process> {
     command.look_up(&*call.recorder().inner.secrets).await?;
     // What cannot be started is in no history.
     command.to_start(&ProcessId::new())?;
     let recorder = call.recorder();
     // A loss is noticed before anything is begun.
     recorder.shared.link(&recorder.inner).await?;
-    let begun = recorder.begin_detached(command.get_key(), command.argv()).await?;
-    call.deliver().await;
-    let start = command.to_start(&begun.id)?;
-    let whole = match command.take_stdin() {
-        Stdin::Bytes(bytes) => Some(bytes),
-        Stdin::Null | Stdin::Piped => None,
-    };
-    let limit = command.capture_limit();
-    // In a task of its own: what was begun is started, also if nobody waits for that.
-    let pipe = Arc::new(Pipe::default());
-    let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
-    let id = begun.id.clone();
-    let task = tokio::spawn(launch(recorder.clone(), begun, start, input));
-    let launched = task.await.unwrap_or_else(|error| {
-        let message = "the start was broken off";
-        Err(Error::new(ErrorKind::Cancelled, "spawn", message).with_source(error))
-    });
-    call.deliver().await;
-    let session = match launched {
-        Ok(session) => session,
-        Err(error) => return call.finish(Err(error)),
-    };
-    let handle = follow(recorder, id, pipe, session, limit);
-    call.finish(Ok(handle))
+    // What was begun is started, also if nobody waits for that.
+    call.drive(|recorder| async move {
+        let begun = recorder.begin_detached(command.get_key(), command.argv()).await?;
+        let id = begun.id.clone();
+        let start = command.to_start(&id)?;
+        let whole = match command.take_stdin() {
+            Stdin::Bytes(bytes) => Some(bytes),
+            Stdin::Null | Stdin::Piped => None,
+        };
+        let pipe = Arc::new(Pipe::default());
+        let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
+        let session = launch(recorder.clone(), begun, start, input).await?;
+        Ok(follow(recorder, id, pipe, session, command.capture_limit()))
+    })
+    .await
 }
 
 async fn launch(

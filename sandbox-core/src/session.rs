@@ -190,7 +190,7 @@ impl Session {
         loop {
             let stdin = self.attachment.stdin();
             let from = self.attachment.started().stdin;
-            let cut = match crate::guest::answered(stdin.send_all(&bytes, from)).await {
+            let cut = match crate::guest::in_time(stdin.send_all(&bytes, from)).await {
                 Err(error) if error.kind() == ErrorKind::Unavailable => error,
                 done => return done,
             };

@@ -18,6 +18,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// The most that one message may measure, in bytes: room for the longest argument vector Linux takes.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
+/// The most values that one message may have, counted through all its maps and arrays: more than Linux takes
+/// arguments.
+pub const MAX_VALUES: usize = 256 * 1024;
+
 /// The most that one data frame may carry, in bytes.
 pub const MAX_DATA: usize = 64 * 1024;
 
@@ -203,13 +207,65 @@ pub fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// A message's payload, decoded.
+/// A message's payload, decoded. Takes memory in proportion to the payload, whatever that claims to hold.
 ///
 /// # Errors
 ///
-/// `InvalidData` if it is not such a message.
+/// `InvalidData` if it is not such a message, or one of more than [`MAX_VALUES`] values.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> io::Result<T> {
+    check_values(payload)?;
     rmp_serde::from_slice(payload).map_err(|error| invalid(error.to_string()))
+}
+
+/// Refuses what claims more values than it has bytes, or than a message may have: a value of one byte can
+/// take many bytes of memory.
+fn check_values(payload: &[u8]) -> io::Result<()> {
+    let (mut at, mut seen) = (0_usize, 0_usize);
+    let mut expected = 1_usize;
+    while expected > 0 {
+        let rest = payload.get(at..).unwrap_or_default();
+        let Some(marker) = rest.first() else {
+            return Err(invalid("a message that ends too early".into()));
+        };
+        let number = |size: usize| {
+            let bytes = rest.get(1..=size).unwrap_or_default();
+            bytes.iter().fold(0_usize, |number, byte| number << 8 | usize::from(*byte))
+        };
+        let low = |mask: u8| usize::from(marker & mask);
+        // How long it is with its marker, and how many values are in it.
+        let (length, inside) = match marker {
+            0x00..=0x7f | 0xe0..=0xff | 0xc0..=0xc3 => (1, 0),
+            0x80..=0x8f => (1, 2 * low(0x0f)),
+            0x90..=0x9f => (1, low(0x0f)),
+            0xa0..=0xbf => (1 + low(0x1f), 0),
+            0xc4 | 0xd9 => (2 + number(1), 0),
+            0xc5 | 0xda => (3 + number(2), 0),
+            0xc6 | 0xdb => (5 + number(4), 0),
+            0xc7 => (3 + number(1), 0),
+            0xc8 => (4 + number(2), 0),
+            0xc9 => (6 + number(4), 0),
+            0xcc | 0xd0 => (2, 0),
+            0xcd | 0xd1 => (3, 0),
+            0xca | 0xce | 0xd2 => (5, 0),
+            0xcb | 0xcf | 0xd3 => (9, 0),
+            0xd4..=0xd8 => (2 + (1 << (marker - 0xd4)), 0),
+            0xdc => (3, number(2)),
+            0xdd => (5, number(4)),
+            0xde => (3, 2 * number(2)),
+            0xdf => (5, number(4).saturating_mul(2)),
+        };
+        at = at.saturating_add(length);
+        seen += 1;
+        expected = (expected - 1).saturating_add(inside);
+        let left = payload.len().saturating_sub(at);
+        if at > payload.len() || expected > left || seen.saturating_add(expected) > MAX_VALUES {
+            return Err(invalid(format!(
+                "a message of {} bytes claims to hold more",
+                payload.len()
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn head(payload: usize, tag: u8) -> [u8; HEAD] {

@@ -19,6 +19,7 @@
 
 mod cases;
 mod context;
+pub mod cut;
 pub mod decorate;
 pub mod fake;
 mod run;

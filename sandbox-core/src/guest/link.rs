@@ -76,7 +76,7 @@ impl Link {
 
     /// A request with a single answer, within a bounded time.
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
-        answered(async {
+        in_time(async {
             let mut stream = self.open(request).await?;
             response(&mut stream).await
         })
@@ -85,7 +85,7 @@ impl Link {
 }
 
 /// What a guest answers at once, within a bounded time.
-pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(ANSWER, answer).await {
         Ok(result) => result,
         Err(_) => Err(Error::new(

@@ -18,6 +18,22 @@ pub(crate) struct App {
     pub(crate) quiet: bool,
 }
 
+/// The backends that this host has the programs for, and why the others are not among them.
+#[derive(Debug, Default)]
+pub(crate) struct Backends {
+    pub(crate) there: Vec<Arc<dyn SandboxBackend>>,
+    pub(crate) missing: Vec<(&'static str, Error)>,
+}
+
+impl Backends {
+    fn add<B: SandboxBackend + 'static>(&mut self, id: &'static str, made: Result<B, Error>) {
+        match made {
+            Ok(backend) => self.there.push(Arc::new(backend)),
+            Err(error) => self.missing.push((id, error)),
+        }
+    }
+}
+
 /// Why a call failed, and what it exits with.
 #[derive(Debug)]
 pub(crate) struct Fail {
@@ -70,23 +86,18 @@ impl App {
         }
     }
 
-    /// The backends that this host has the programs for; why the others are not there.
-    pub(crate) fn backends(
-        &self,
-    ) -> Result<(Vec<Arc<dyn SandboxBackend>>, Vec<(String, Error)>), Fail> {
+    pub(crate) fn backends(&self) -> Result<Backends, Fail> {
         let state = self.state_dir()?;
-        let (mut there, mut missing) = (Vec::<Arc<dyn SandboxBackend>>::new(), Vec::new());
-        match BwrapBackend::builder().state_dir(state.join("bwrap")).build() {
-            Ok(backend) => there.push(Arc::new(backend)),
-            Err(error) => missing.push(("ext.bwrap".to_owned(), error)),
-        }
-        Ok((there, missing))
+        let mut backends = Backends::default();
+        let bwrap = BwrapBackend::builder().state_dir(state.join("bwrap")).build();
+        backends.add("ext.bwrap", bwrap);
+        Ok(backends)
     }
 
     /// A manager on the state directory.
     pub(crate) async fn manager(&self) -> Result<SandboxManager, Fail> {
-        let (backends, missing) = self.backends()?;
-        if backends.is_empty() {
+        let Backends { there, missing } = self.backends()?;
+        if there.is_empty() {
             let why: Vec<String> = missing.iter().map(|(id, why)| format!("{id}: {why}")).collect();
             return Err(Fail::new(1, format!("no backend can be used here: {}", why.join("; "))));
         }
@@ -94,7 +105,7 @@ impl App {
             .state_dir(self.state_dir()?)
             .profiles(self.profiles()?)
             .secrets(EnvSecrets);
-        for backend in backends {
+        for backend in there {
             builder = builder.shared_backend(backend);
         }
         Ok(builder.build().await?)

@@ -7,7 +7,7 @@ use sandbox_core::ProfileCatalog;
 use serde_json::{Value, json};
 
 use crate::{
-    app::{App, Fail},
+    app::{App, Backends, Fail},
     output,
 };
 
@@ -57,9 +57,9 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
 
 /// What each backend can do, or why it can do nothing.
 pub(crate) async fn probes(app: &App) -> Result<Vec<Value>, Fail> {
-    let (backends, missing) = app.backends()?;
+    let Backends { there, missing } = app.backends()?;
     let mut told = Vec::new();
-    for backend in backends {
+    for backend in there {
         let id = backend.id().extension();
         told.push(match backend.probe().await {
             Ok(found) => json!({

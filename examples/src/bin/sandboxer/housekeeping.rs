@@ -81,9 +81,8 @@ async fn reap(app: &App, policy: ReapPolicy) -> Result<u8, Fail> {
 }
 
 async fn host(app: &App) -> Result<u8, Fail> {
-    let (backends, _) = app.backends()?;
     let mut instances = Vec::new();
-    for backend in backends {
+    for backend in app.backends()?.there {
         for found in backend.inventory().await? {
             instances.push(json!({
                 "backend": backend.id(),

@@ -153,8 +153,7 @@ pub(crate) async fn show(sandbox: &Sandbox) -> Result<u8, Fail> {
 }
 
 async fn make(app: &App, create: Create) -> Result<u8, Fail> {
-    let mut request = CreateSandbox::default();
-    request.profile = create.profile;
+    let mut request = CreateSandbox { profile: create.profile, ..CreateSandbox::default() };
     for input in create.input {
         let Some((key, value)) = input.split_once('=') else {
             return Err(usage(format!("--input {input:?} is not of the form KEY=VALUE")));

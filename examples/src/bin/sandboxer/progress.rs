@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use indicatif::ProgressBar;
-use sandbox_core::{Known, SandboxEvent, SinkError, TurnEventSink, TurnId};
+use indicatif::{ProgressBar, ProgressStyle};
+use sandbox_core::{Known, Progress, SandboxEvent, SinkError, TurnEventSink, TurnId};
 
 /// A sink that tells what a call does to a sandbox.
 #[derive(Debug)]
@@ -88,4 +88,45 @@ fn words(event: &Known) -> Option<String> {
         Known::Recovered { what, .. } => format!("recovered: {what}"),
         _ => return None,
     })
+}
+
+/// Bytes on their way: a bar on a terminal, a line at the end otherwise.
+#[derive(Debug)]
+pub(crate) struct Bar {
+    tell: bool,
+    bar: Option<ProgressBar>,
+}
+
+impl Bar {
+    pub(crate) fn new(tell: bool, terminal: bool) -> Self {
+        let bar = (tell && terminal).then(|| {
+            let bar = ProgressBar::new_spinner();
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        Self { tell, bar }
+    }
+
+    /// So far.
+    pub(crate) fn set(&self, so_far: &Progress) {
+        let Some(bar) = &self.bar else { return };
+        if let Some(total) = so_far.total.filter(|_| bar.length().is_none()) {
+            bar.set_length(total);
+            let template = "{spinner} {msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+        }
+        bar.set_position(so_far.bytes);
+        bar.set_message(format!("{} files, {} bytes", so_far.files, so_far.bytes));
+    }
+
+    /// That was all.
+    pub(crate) fn end(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.finish_and_clear(),
+            None if self.tell => eprintln!("sandboxer: {text}"),
+            None => {}
+        }
+    }
 }
