@@ -184,7 +184,7 @@ fn read(mut source: Source, give: &mpsc::Sender<Part>) -> std::result::Result<To
 }
 
 /// Feeds a guest and waits for its answer, which may come before it has been fed: then it refuses.
-pub(super) async fn answer<T, R: AsyncRead + Unpin>(
+pub(crate) async fn answer<T, R: AsyncRead + Unpin>(
     feed: impl Future<Output = Result<T>>,
     all_sent: &AtomicBool,
     reader: &mut R,
