@@ -51,6 +51,7 @@ pub struct Command {
     pty: Option<TerminalSize>,
     timeout: Option<Duration>,
     output_limit: usize,
+    is_shell: bool,
     detached: bool,
     kept_output: u64,
     key: Option<String>,
@@ -116,6 +117,7 @@ impl Command {
             pty: None,
             timeout: None,
             output_limit: DEFAULT_OUTPUT_LIMIT,
+            is_shell: false,
             detached: false,
             kept_output: DEFAULT_KEPT_OUTPUT,
             key: None,
@@ -220,6 +222,12 @@ impl Command {
     #[must_use]
     pub fn output_limit(mut self, bytes: usize) -> Self {
         self.output_limit = bytes;
+        self
+    }
+
+    /// The program is a shell, to be kept for a session.
+    pub(crate) fn into_shell(mut self) -> Self {
+        self.is_shell = true;
         self
     }
 
@@ -374,6 +382,7 @@ impl Command {
                 Output::Stream
             },
             detached: self.detached,
+            shell: self.is_shell,
             timeout_ms: self
                 .timeout
                 .map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),

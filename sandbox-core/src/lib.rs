@@ -53,6 +53,7 @@ mod route;
 mod sandbox;
 mod secret;
 mod session;
+mod shell;
 mod sink;
 mod spec;
 mod stats;
@@ -70,7 +71,10 @@ pub use command::{
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
 pub use exec::{Chunk, Process, ProcessStdin};
-pub use files::{DirEntry, FileKind, Files, Metadata, READ_LIMIT};
+pub use files::{
+    DirEntry, DownloadOptions, Existing, FileEvent, FileKind, FileReader, FileWatch, Files,
+    LIST_LIMIT, Metadata, OutsideLinks, Progress, READ_LIMIT, ReadDir, Transferred, UploadOptions,
+};
 pub use guest_binaries::{GUEST_DIR_VARIABLE, GuestBinaries, GuestBinary};
 pub use id::{
     BackendId, EventId, InstanceId, Name, OwnerId, ProcessId, SandboxId, SnapshotId, TurnId,
@@ -95,6 +99,7 @@ pub use record::{SandboxState, Snapshot};
 pub use route::Strategy;
 pub use sandbox::Sandbox;
 pub use secret::{EnvSecrets, Secret, Secrets};
+pub use shell::{SHELL_TEXT_LIMIT, Shell, ShellCommand, ShellOptions};
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
     Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, ProfileRef,

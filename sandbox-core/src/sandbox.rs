@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use crate::{
     Change, Command, Consumer, Error, ErrorKind, Files, Process, ProcessId, ProcessInfo,
     ProcessRef, Reachability, Result, Retention, Run, SandboxId, SandboxInfo, SandboxManager,
-    SandboxState, SandboxStatus, Snapshot, SnapshotId, Stats, TurnEventSink, exec,
+    SandboxState, SandboxStatus, Shell, ShellOptions, Snapshot, SnapshotId, Stats, TurnEventSink,
+    exec,
     info::info,
     manager::{Call, Inner, Recorder, Shared},
     processes, status,
@@ -108,6 +109,15 @@ impl Sandbox {
     /// As [`exec`](Self::exec).
     pub async fn spawn(&self, command: Command, sink: &dyn TurnEventSink) -> Result<Process> {
         exec::spawn(self.call(sink).await?, command).await
+    }
+
+    /// Opens a shell session: one shell, in which command after command is run, its state kept in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`exec`](Self::exec); `Unsupported` if the program is no shell.
+    pub async fn shell(&self, options: ShellOptions, sink: &dyn TurnEventSink) -> Result<Shell> {
+        Shell::open(self, options, sink).await
     }
 
     /// The processes that were started here, by this manager or another, oldest first: those that run, and

@@ -62,34 +62,86 @@ pub enum Frame {
 ///
 /// `InvalidData` for an unknown type or an excessive length, `UnexpectedEof` for a torn frame.
 pub async fn read<R: AsyncRead + Unpin>(reader: &mut R) -> io::Result<Option<Frame>> {
-    let mut head = [0; 5];
+    let mut head = [0; HEAD];
     let first = reader.read(&mut head).await?;
     if first == 0 {
         return Ok(None);
     }
     reader.read_exact(&mut head[first..]).await?;
-    let length = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
-    let limit = if head[4] == 0 { MAX_MESSAGE } else { MAX_DATA };
-    if length < 2 || length - 1 > limit {
-        return Err(invalid(format!("a frame of type {} and {length} bytes", head[4])));
+    let (channel, length) = understand(head)?;
+    // Grows with what really arrives: a length alone buys a hostile peer no memory.
+    let mut payload = Vec::with_capacity(length.min(MAX_DATA));
+    reader.take(length as u64).read_to_end(&mut payload).await?;
+    if payload.len() != length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let channel = match head[4] {
+    Ok(Some(Frame::new(channel, payload)))
+}
+
+/// Takes apart what comes in pieces, for who has no reader to wait on: after each piece, all frames that
+/// are complete. It holds no more than one frame that is not, and the last piece.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    /// What has been taken from the buffer.
+    taken: usize,
+}
+
+impl Decoder {
+    /// Adds a piece.
+    pub fn push(&mut self, piece: &[u8]) {
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        self.buffer.extend_from_slice(piece);
+    }
+
+    /// The next frame that is complete.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` as [`read`]; nothing that comes later can be understood then.
+    pub fn next_frame(&mut self) -> io::Result<Option<Frame>> {
+        let rest = &self.buffer[self.taken..];
+        let Some((head, rest)) = rest.split_first_chunk::<HEAD>() else { return Ok(None) };
+        let (channel, length) = understand(*head)?;
+        let Some(payload) = rest.get(..length) else { return Ok(None) };
+        let frame = Frame::new(channel, payload.to_vec());
+        self.taken += HEAD + length;
+        Ok(Some(frame))
+    }
+
+    /// Whether nothing is left that is not a whole frame.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buffer.len() == self.taken
+    }
+}
+
+impl Frame {
+    fn new(channel: Option<Channel>, payload: Vec<u8>) -> Self {
+        match channel {
+            None => Self::Message(payload),
+            Some(channel) => Self::Data(channel, payload),
+        }
+    }
+}
+
+/// What a frame's head says: whose data follows, or none's but a message, and how long it is.
+fn understand(head: [u8; HEAD]) -> io::Result<(Option<Channel>, usize)> {
+    let [a, b, c, d, tag] = head;
+    let length = u32::from_be_bytes([a, b, c, d]) as usize;
+    let limit = if tag == 0 { MAX_MESSAGE } else { MAX_DATA };
+    if length < 2 || length - 1 > limit {
+        return Err(invalid(format!("a frame of type {tag} and {length} bytes")));
+    }
+    let channel = match tag {
         0 => None,
         1 => Some(Channel::In),
         2 => Some(Channel::Out),
         3 => Some(Channel::Err),
         other => return Err(invalid(format!("a frame of unknown type {other}"))),
     };
-    // Grows with what really arrives: a length alone buys a hostile peer no memory.
-    let mut payload = Vec::with_capacity((length - 1).min(MAX_DATA));
-    reader.take(length as u64 - 1).read_to_end(&mut payload).await?;
-    if payload.len() != length - 1 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(Some(match channel {
-        None => Frame::Message(payload),
-        Some(channel) => Frame::Data(channel, payload),
-    }))
+    Ok((channel, length - 1))
 }
 
 /// Writes a message as one frame, and flushes.
@@ -198,6 +250,45 @@ mod tests {
                 back.extend(bytes);
             }
             prop_assert_eq!(back, data);
+        }
+
+        #[test]
+        fn a_stream_is_taken_apart_the_same_wherever_it_is_split(
+            pieces in proptest::collection::vec((0..4_u8, 1..2000_usize), 0..12),
+            sizes in proptest::collection::vec(1..700_usize, 1..20),
+        ) {
+            let mut wire = Vec::new();
+            let mut expected = Vec::new();
+            for (tag, length) in pieces {
+                let payload = vec![tag; length];
+                wire.extend_from_slice(&head(length, tag));
+                wire.extend_from_slice(&payload);
+                let (channel, _) = understand(head(length, tag)).unwrap();
+                expected.push(Frame::new(channel, payload));
+            }
+            let mut decoder = Decoder::default();
+            let mut found = Vec::new();
+            let mut rest = &wire[..];
+            for size in sizes.iter().cycle() {
+                let (piece, later) = rest.split_at((*size).min(rest.len()));
+                decoder.push(piece);
+                while let Some(frame) = decoder.next_frame().unwrap() {
+                    found.push(frame);
+                }
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert!(decoder.is_empty());
+            prop_assert_eq!(&found, &expected);
+            // And as a reader does it.
+            let mut reader = &wire[..];
+            let mut read_back = Vec::new();
+            while let Some(frame) = block_on(read(&mut reader)).unwrap() {
+                read_back.push(frame);
+            }
+            prop_assert_eq!(read_back, expected);
         }
 
         #[test]

@@ -14,11 +14,13 @@ pub mod frame;
 pub mod mux;
 pub mod preamble;
 mod protocol;
+pub mod tree;
 
 pub use bundled::bundled;
 pub use protocol::{
-    Bytes, DEFAULT_WINDOW, Done, Entry, ExitStatus, Failure, FailureKind, FileInfo, FileKind,
-    FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output, PROTOCOL_VERSION,
-    ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request, Response, Setup,
-    Start, Started, Status, Welcome,
+    Bytes, DEFAULT_WINDOW, Done, Entry, Existing, ExitStatus, Failure, FailureKind, FileEvent,
+    FileInfo, FileKind, FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output,
+    PROTOCOL_VERSION, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request,
+    Response, SHELL_INPUT_WINDOW, Setup, ShellDone, ShellEvent, ShellRequest, Start, Started,
+    Status, TreeMeta, TreeRecord, Welcome, errno_text,
 };

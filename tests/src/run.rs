@@ -147,7 +147,12 @@ fn readable_copy(dir: &Path) -> std::io::Result<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755))?;
     let copy = dir.join("conformance");
-    std::fs::copy(std::env::current_exe()?, &copy)?;
+    // By another process: whatever this one starts meanwhile would hold the copy open for writing, and a
+    // program that is written to cannot be executed.
+    let copied = Command::new("cp").arg(std::env::current_exe()?).arg(&copy).status()?;
+    if !copied.success() {
+        return Err(std::io::Error::other(format!("cp: {copied}")));
+    }
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755))?;
     Ok(copy)
 }

@@ -9,6 +9,8 @@ use sandbox_guest::{
     preamble,
 };
 
+use tokio::io::AsyncRead;
+
 use crate::{Error, ErrorKind, GuestStream, InstanceId, Result};
 
 /// How long a guest may take to answer when it is first spoken to: it may be setting itself up.
@@ -74,7 +76,7 @@ impl Link {
 
     /// A request with a single answer, within a bounded time.
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
-        in_time(async {
+        answered(async {
             let mut stream = self.open(request).await?;
             response(&mut stream).await
         })
@@ -83,19 +85,27 @@ impl Link {
 }
 
 /// What a guest answers at once, within a bounded time.
-pub(crate) async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(ANSWER, answer).await {
+pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    answered_within(ANSWER, answer).await
+}
+
+/// What a guest answers within a time.
+pub(crate) async fn answered_within<T>(
+    time: Duration,
+    answer: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    match tokio::time::timeout(time, answer).await {
         Ok(result) => result,
         Err(_) => Err(Error::new(
             ErrorKind::Timeout,
             "guest request",
-            format!("the guest did not answer within {} s", ANSWER.as_secs()),
+            format!("the guest did not answer within {} s", time.as_secs()),
         )),
     }
 }
 
 /// The next message of a stream; a failure is an error.
-pub(crate) async fn response(stream: &mut Stream) -> Result<Response> {
+pub(crate) async fn response<R: AsyncRead + Unpin>(stream: &mut R) -> Result<Response> {
     match frame::read(stream).await.map_err(broken)? {
         Some(Frame::Message(payload)) => match frame::decode(&payload).map_err(garbage)? {
             Response::Failed(failure) => Err(failed(failure)),

@@ -228,8 +228,15 @@ impl Shared {
         // Whoever is just replacing the instance gets to finish.
         let _lock = inner.journal.lock(&self.id).await?;
         let record = self.record(inner).await?;
-        if running_instance(&record)?.id != instance.id {
+        let now = running_instance(&record)?;
+        if now.id != instance.id {
             return Ok(());
+        }
+        // The same one may have been stopped and started.
+        match connect(&*inner.backend(&now.backend)?, now).await {
+            Ok(_) => return Ok(()),
+            Err(again) if again.kind() == ErrorKind::Lost => {}
+            Err(again) => return Err(again.with_sandbox(&self.id)),
         }
         let recorder = Recorder::of_nobody(inner, self, record.consumer.clone());
         if let Some(reason) = lifetime::is_over(&record) {

@@ -103,6 +103,11 @@ fn work(guest: &Guest, request: &FileRequest) -> Answer {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777))
                 .map_err(|error| failed("set the mode of", &path, &error))?;
         }
+        FileRequest::Canonicalize { path } => {
+            let path = locate(guest, path)?;
+            let led = fs::canonicalize(&path).map_err(|error| failed("follow", &path, &error))?;
+            return Ok(Response::Path(Bytes::from(led.into_os_string().into_vec())));
+        }
         _ => {
             let message = "the guest does not know this file request";
             return Err(failure(FailureKind::Unsupported, message));

@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+pub(crate) use sandbox_guest::errno_text;
 use sandbox_guest::{Failure, FailureKind, Setup};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::{
     freeze::Frozen, oom::Oom, process::Table, supervisor::Supervising, sys::Pid, work::Pool,
@@ -36,6 +37,8 @@ pub(crate) struct Guest {
     pub(crate) pool: Arc<Pool>,
     pub(crate) oom: Mutex<Oom>,
     cpu: Mutex<Cpu>,
+    /// A place for each watch of files.
+    pub(crate) watches: Semaphore,
     last_activity: Mutex<Instant>,
 }
 
@@ -83,6 +86,7 @@ impl Guest {
             pool: Arc::default(),
             cpu: Mutex::default(),
             oom: Mutex::new(Oom::new(oom)),
+            watches: super::watch::places(),
             last_activity: Mutex::new(Instant::now()),
         }
     }
@@ -139,39 +143,10 @@ pub(crate) fn now_ms() -> u64 {
 
 /// A failure that is not the system's.
 pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure { kind, message: message.into(), errno: None }
+    Failure::new(kind, message)
 }
 
 /// The system's failure; `what` says what was tried, on what.
 pub(crate) fn system(what: &str, error: &io::Error) -> Failure {
-    let kind = match error.kind() {
-        io::ErrorKind::NotFound => FailureKind::NotFound,
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            FailureKind::PermissionDenied
-        }
-        io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => {
-            FailureKind::AlreadyExists
-        }
-        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory => FailureKind::WrongType,
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            FailureKind::LimitExceeded
-        }
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => FailureKind::Invalid,
-        _ => match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => {
-                FailureKind::LimitExceeded
-            }
-            _ => FailureKind::System,
-        },
-    };
-    Failure { kind, message: format!("{what}: {}", errno_text(error)), errno: error.raw_os_error() }
-}
-
-/// The error's text without "(os error N)".
-pub(crate) fn errno_text(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.find(" (os error") {
-        Some(at) => text[..at].to_owned(),
-        None => text,
-    }
+    Failure::system(what, error)
 }

@@ -21,6 +21,7 @@ mod oom;
 mod process;
 mod pump;
 mod serve;
+mod shell;
 mod spawn;
 mod stdin;
 mod supervisor;
@@ -29,8 +30,11 @@ mod transfer;
 mod tree;
 mod tree_copy;
 mod tree_remove;
+mod tree_transfer;
 mod usage;
 mod users;
+mod watch;
+mod watcher;
 mod work;
 
 use std::{ffi::OsString, io::Write, path::Path, process::ExitCode};
@@ -42,6 +46,7 @@ const USAGE: &str = "\
 usage: sandbox-guest init --setup-fd N | --setup PATH
        sandbox-guest enter [--cwd DIR] -- COMMAND [ARGUMENT...]
        sandbox-guest connect PATH
+       sandbox-guest shell -- PROGRAM [ARGUMENT...]
        sandbox-guest copy-tree SOURCE DESTINATION
        sandbox-guest remove-tree PATH
        sandbox-guest merge-layers TARGET LAYER... [-- TARGET LAYER...]...
@@ -56,6 +61,7 @@ pub(crate) fn main() -> ExitCode {
         [b"init", b"--setup", _] => init::from_path(Path::new(&arguments[2])),
         [b"enter", ..] => return enter::main(&words[1..]),
         [b"connect", _] => connect::main(Path::new(&arguments[1])),
+        [b"shell", b"--", _, ..] => return shell::main(&arguments[2..]),
         [b"copy-tree", _, _] => tree_copy::copy(Path::new(&arguments[1]), Path::new(&arguments[2])),
         [b"remove-tree", _] => tree_remove::remove(Path::new(&arguments[1])),
         [b"merge-layers", ..] => merge::main(&arguments[1..]),

@@ -67,8 +67,13 @@ pub(crate) async fn run(guest: Arc<Guest>, process: Arc<Process>, ends: Ends, st
             return refuse(&guest, &process, failure(kind, message));
         }
     }
+    let is_session = start.shell;
     drop(start);
     pump.until_end().await;
+    if is_session {
+        // What its commands left running is the session's.
+        let _ = tree::kill(&guest, &process).await;
+    }
     pump.settle().await;
     pump.buffer = Vec::new();
     pump.after_end().await;

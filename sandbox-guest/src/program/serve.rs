@@ -24,7 +24,7 @@ use tokio::{
 use super::{
     attach, deadline, exec, files, freeze,
     guest::{Guest, failure, lock},
-    transfer, usage,
+    transfer, tree_transfer, usage, watch,
 };
 
 /// How many connections there may be at once.
@@ -188,6 +188,15 @@ impl Connection {
             FileRequest::Write { path, mode, append, parents } => {
                 let options = transfer::WriteOptions { mode, append, parents };
                 transfer::write(guest, &path, options, &mut stream).await?
+            }
+            FileRequest::Download { path, skip_special } => {
+                tree_transfer::download(guest, &path, skip_special, &mut stream).await?
+            }
+            FileRequest::Upload { path, existing } => {
+                tree_transfer::upload(guest, &path, existing, &mut stream).await?
+            }
+            FileRequest::Watch { path, recursive } => {
+                watch::watch(guest, &path, recursive, &mut stream).await?
             }
             FileRequest::List { path } => files::list(guest, &path, &mut stream).await?,
             other => files::simple(guest, other).await,

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    ffi::CString,
+    ffi::{CStr, CString},
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
 };
@@ -25,6 +25,12 @@ use super::{
 /// Where programs are looked for if the environment does not say.
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// This program, wherever it lies and whoever asks.
+const OWN_PROGRAM: &CStr = c"/proc/self/exe";
+
+/// What a shell's command line begins with: the keeper that it is run by.
+const KEEPER: &[&[u8]] = &[b"sandbox-guest", b"shell", b"--"];
+
 /// The guest's ends of a process's pipes.
 pub(crate) struct Ends {
     pub(crate) status: OwnedFd,
@@ -37,17 +43,25 @@ pub(crate) struct Ends {
 
 /// Starts a supervisor that starts the process; whether that worked, its status pipe tells.
 pub(crate) fn spawn(guest: &Guest, start: &Start) -> Result<(Pid, Ends), Failure> {
+    check_shell(start)?;
     let user = start.user.as_deref().map(users::find).transpose()?.filter(User::is_another);
     let env = environment(guest, start)?;
-    let candidates = candidates(start, env.get(&b"PATH"[..]).map(Vec::as_slice))?;
+    let candidates = if start.shell {
+        vec![OWN_PROGRAM.to_owned()]
+    } else {
+        candidates(start, env.get(&b"PATH"[..]).map(Vec::as_slice))?
+    };
     let (status, status_there) = pipe("the status pipe")?;
     let (ends, stdio) = match start.pty {
         Some(size) => terminal(status, size)?,
         None => pipes(status, start.stdin)?,
     };
     let arg0 = start.arg0.as_ref().unwrap_or(&start.program);
-    let argv = std::iter::once(arg0)
-        .chain(&start.args)
+    let keeper: &[&[u8]] = if start.shell { KEEPER } else { &[] };
+    let argv = keeper
+        .iter()
+        .copied()
+        .chain(std::iter::once(arg0).chain(&start.args).map(|word| word.as_slice()))
         .map(|argument| c_string(argument, "an argument"))
         .collect::<Result<_, _>>()?;
     let envp = env
@@ -77,6 +91,15 @@ pub(crate) fn spawn(guest: &Guest, start: &Start) -> Result<(Pid, Ends), Failure
         supervisor::start(plan).map_err(|error| system("cannot start a process", &error))?;
     supervisors.insert(pid, supervising);
     Ok((pid, ends))
+}
+
+/// A shell's keeper speaks to the harness through pipes.
+fn check_shell(start: &Start) -> Result<(), Failure> {
+    if start.shell && (start.pty.is_some() || !start.stdin || start.program.is_empty()) {
+        let message = "a shell session has a program, standard input, and no terminal";
+        return Err(failure(FailureKind::Invalid, message));
+    }
+    Ok(())
 }
 
 impl User {

@@ -35,6 +35,9 @@ const GATHER: usize = 512 * 1024;
 /// How long a chain of symbolic links may be.
 const MAX_LINKS: usize = 40;
 
+/// How the names of files begin that are not written to their ends.
+pub(crate) const TEMPORARY: &str = ".sandbox-write-";
+
 type Answer = Result<Response, Failure>;
 
 /// A file being read.
@@ -246,7 +249,7 @@ fn temporary_beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let time = super::guest::now_ms();
-    path.with_file_name(format!(".sandbox-write-{}-{time}-{count}", std::process::id()))
+    path.with_file_name(format!("{TEMPORARY}{}-{time}-{count}", std::process::id()))
 }
 
 /// Writes what the client sends; the last message is returned. If the client goes away first, the file

@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// What a process's times are counted in; the same on every architecture that Linux has today.
 const TICKS_PER_SECOND: u64 = 100;
 
+/// A tick in microseconds.
+pub(crate) const TICK_US: u64 = 1_000_000 / TICKS_PER_SECOND;
+
 /// How the guest is. The looking is done on another thread.
 pub(crate) async fn status(guest: &Arc<Guest>) -> Status {
     let (running, idle) = {
@@ -60,7 +63,7 @@ fn look(guest: &Guest) -> Status {
         status.processes += 1;
         memory += share(&pid, begin).unwrap_or(0);
     }
-    let live = ticks * (1_000_000 / TICKS_PER_SECOND);
+    let live = ticks * TICK_US;
     status.cpu_us = Some(guest.note_cpu_us(ended + live));
     status.memory = Some(memory);
     status
@@ -80,8 +83,8 @@ fn members(guest: &Guest, entries: &[Entry]) -> Vec<(Entry, bool)> {
         .collect()
 }
 
-/// CPU time of a process and of the children that it waited for.
-fn times(pid: &str) -> Option<u64> {
+/// CPU time of a process and of the children that it waited for, in ticks.
+pub(crate) fn times(pid: &str) -> Option<u64> {
     parse_times(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 

@@ -29,6 +29,9 @@ pub struct Start {
     pub user: Option<String>,
     /// Whether there is standard input; without it, `/dev/null`.
     pub stdin: bool,
+    /// All of its standard input, a window of it at most, so that nothing has to follow; it is then
+    /// ended.
+    pub input: Option<Bytes>,
     /// A terminal of this size instead of pipes; its output is standard output.
     pub pty: Option<PtySize>,
     /// What becomes of the output.
@@ -40,6 +43,9 @@ pub struct Start {
     pub timeout_ms: Option<u64>,
     /// Limits of its own, on top of the sandbox's.
     pub limits: ProcessLimits,
+    /// The program is a shell to be kept for a session: its input is [`super::ShellRequest`]s and its
+    /// output [`super::ShellEvent`]s. What it leaves running ends with it.
+    pub shell: bool,
 }
 
 /// What becomes of a process's output.

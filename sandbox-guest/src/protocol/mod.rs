@@ -2,8 +2,10 @@
 //! core and a guest of neighbouring releases work together.
 
 mod exec;
+mod failure;
 mod file;
 mod setup;
+mod shell;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,8 +13,12 @@ pub use exec::{
     ExitStatus, KeptOutput, MAX_KEPT_OUTPUT, Output, ProcessExit, ProcessInfo, ProcessLimits,
     ProcessState, PtySize, Start, Started,
 };
-pub use file::{Done, Entry, FileInfo, FileKind, FileRequest};
+pub use failure::errno_text;
+pub use file::{
+    Done, Entry, Existing, FileEvent, FileInfo, FileKind, FileRequest, TreeMeta, TreeRecord,
+};
 pub use setup::{MountStep, Setup};
+pub use shell::{SHELL_INPUT_WINDOW, ShellDone, ShellEvent, ShellRequest};
 
 /// A byte string: paths, arguments and environment need not be UTF-8.
 pub type Bytes = serde_bytes::ByteBuf;
@@ -131,6 +137,12 @@ pub enum Response {
     File(FileInfo),
     /// Some of a directory's entries; more may follow until [`Response::Done`].
     Entries(Vec<Entry>),
+    /// To [`FileRequest::Canonicalize`].
+    Path(Bytes),
+    /// To [`FileRequest::Download`].
+    Tree(TreeRecord),
+    /// To [`FileRequest::Watch`].
+    Events(Vec<FileEvent>),
     /// The request is done.
     Done(Done),
     /// The request failed. The last message of its stream.
@@ -155,6 +167,8 @@ pub enum Input {
     Resize(PtySize),
     /// The harness lets go and does not mind what becomes of the stream: the process goes on.
     Detach,
+    /// With [`FileRequest::Upload`].
+    Tree(TreeRecord),
 }
 
 /// See [`Request::Hello`].

@@ -18,11 +18,15 @@ mod profiles;
 mod safety;
 mod secrets;
 mod setup;
+mod shell;
 mod snapshots;
 mod starts;
 mod stats;
+mod streams;
 mod terminal;
 mod tools;
+mod transfers;
+mod watches;
 
 use std::pin::Pin;
 
@@ -62,8 +66,12 @@ pub fn all() -> Vec<Case> {
         detached::CASES,
         connection::CASES,
         terminal::CASES,
+        shell::CASES,
         load::CASES,
         files::CASES,
+        streams::CASES,
+        transfers::CASES,
+        watches::CASES,
         changes::CASES,
         limits::CASES,
         stats::CASES,

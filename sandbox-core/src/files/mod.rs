@@ -1,5 +1,11 @@
 //! A sandbox's files, from outside. Paths are the sandbox's; relative ones begin at the workspace.
 
+mod directory;
+mod stream;
+mod transfer;
+mod transfer_options;
+mod watch;
+
 use std::{
     ffi::OsString,
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -9,16 +15,22 @@ use std::{
 
 use jiff::Timestamp;
 use sandbox_guest::{
-    Bytes, Entry, FileInfo, FileRequest, Input, Request, Response,
+    Bytes, FileInfo, FileRequest, Input, Request, Response,
     frame::{self, Channel, Frame},
-    mux::Stream,
 };
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWriteExt};
+
+pub use directory::{DirEntry, LIST_LIMIT, ReadDir};
+pub use stream::FileReader;
+pub use transfer_options::{
+    DownloadOptions, Existing, OutsideLinks, Progress, Transferred, UploadOptions,
+};
+pub use watch::{FileEvent, FileWatch};
 
 use crate::{
     Error, ErrorKind, Known, Result, TurnEventSink,
     guest::{self, Link},
-    manager::{Call, Inner, Shared},
+    manager::{Call, Inner, Repeats, Shared},
 };
 
 /// How large a file [`Files::read`] takes into memory, in bytes.
@@ -67,22 +79,12 @@ pub struct Metadata {
     pub target: Option<PathBuf>,
 }
 
-/// A directory's entry.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DirEntry {
-    /// Its name.
-    pub name: OsString,
-    /// Its own metadata: a link is not followed.
-    pub metadata: Metadata,
-}
-
 impl Files {
     pub(crate) fn new(inner: Arc<Inner>, shared: Arc<Shared>) -> Self {
         Self { inner, shared }
     }
 
-    /// A file's contents, up to [`READ_LIMIT`].
+    /// A file's contents, up to [`READ_LIMIT`]; [`reader`](Self::reader) has no limit.
     ///
     /// # Errors
     ///
@@ -90,31 +92,49 @@ impl Files {
     /// each names the path.
     pub async fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let path = path.as_ref();
-        let link = self.shared.link(&self.inner).await?;
-        let request =
-            FileRequest::Read { path: wire(path), offset: 0, length: Some(READ_LIMIT + 1) };
-        let mut stream = link.open(Request::File(request)).await?;
-        let info = match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
-            Response::File(info) => info,
-            other => return Err(guest::unexpected(&other)),
-        };
-        let mut contents = Vec::with_capacity(info.size.min(1024 * 1024) as usize);
-        loop {
-            match next_frame(&mut stream).await? {
-                Frame::Data(Channel::Out, bytes) => contents.extend_from_slice(&bytes),
-                Frame::Data(..) => return Err(protocol("data of another channel")),
-                Frame::Message(payload) => match decode(&payload)? {
-                    Response::Done(_) => break,
-                    Response::Failed(failure) => return Err(self.about(guest::failed(failure))),
-                    other => return Err(guest::unexpected(&other)),
-                },
-            }
-            if contents.len() as u64 > READ_LIMIT {
-                let message = format!("{} is larger than {READ_LIMIT} bytes", path.display());
-                return Err(self.about(Error::new(ErrorKind::LimitExceeded, "read", message)));
-            }
+        let contents = self.fetch(path, 0, READ_LIMIT + 1).await?;
+        if contents.len() as u64 > READ_LIMIT {
+            let message = format!("{} is larger than {READ_LIMIT} bytes", path.display());
+            return Err(self.about(Error::new(ErrorKind::LimitExceeded, "read", message)));
         }
         Ok(contents)
+    }
+
+    /// A file's contents as text, up to [`READ_LIMIT`].
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read); `Conflict` for what is not UTF-8.
+    pub async fn read_to_string(&self, path: impl AsRef<Path>) -> Result<String> {
+        let path = path.as_ref();
+        String::from_utf8(self.read(path).await?).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            let message = format!("{} is not UTF-8 from byte {at} on", path.display());
+            self.about(Error::new(ErrorKind::Conflict, "read_to_string", message))
+        })
+    }
+
+    /// A part of a file: up to `length` bytes, at most [`READ_LIMIT`], from `offset` on. Fewer where the
+    /// file ends before, none past its end.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read); `LimitExceeded` for a longer part.
+    pub async fn read_range(
+        &self,
+        path: impl AsRef<Path>,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<u8>> {
+        let path = path.as_ref();
+        if length > READ_LIMIT {
+            let message = format!(
+                "{length} bytes of {} are more than {READ_LIMIT}; read them in parts",
+                path.display()
+            );
+            return Err(self.about(Error::new(ErrorKind::LimitExceeded, "read_range", message)));
+        }
+        self.fetch(path, offset, length).await
     }
 
     /// Replaces a file's contents as a whole, or not at all; makes the file, and the directories above
@@ -164,30 +184,30 @@ impl Files {
         self.stat(path.as_ref(), false).await
     }
 
-    /// A directory's entries, sorted by name.
+    /// Whether something is there; of a link, whether there is something that it leads to.
     ///
     /// # Errors
     ///
-    /// `NotFound`, `PermissionDenied`, `Conflict` if it is no directory.
-    pub async fn list(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
-        let link = self.shared.link(&self.inner).await?;
-        let request = FileRequest::List { path: wire(path.as_ref()) };
-        let mut stream = link.open(Request::File(request)).await?;
-        let mut entries = Vec::new();
-        loop {
-            match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
-                Response::Entries(some) => {
-                    entries.extend(some.into_iter().map(|Entry { name, info }| DirEntry {
-                        name: OsString::from_vec(name.into_vec()),
-                        metadata: metadata(info),
-                    }));
-                }
-                Response::Done(_) => break,
-                other => return Err(guest::unexpected(&other)),
-            }
+    /// `PermissionDenied` where that cannot be told.
+    pub async fn exists(&self, path: impl AsRef<Path>) -> Result<bool> {
+        match self.metadata(path).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
         }
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(entries)
+    }
+
+    /// The absolute path that a path leads to when every link in it is followed.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` or `PermissionDenied`, with the path.
+    pub async fn canonicalize(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
+        let request = FileRequest::Canonicalize { path: wire(path.as_ref()) };
+        match self.ask(request).await? {
+            Response::Path(path) => Ok(local_path(path)),
+            other => Err(guest::unexpected(&other)),
+        }
     }
 
     /// Makes a directory, and those above it.
@@ -321,10 +341,50 @@ impl Files {
         Ok((call, link))
     }
 
-    async fn stat(&self, path: &Path, follow: bool) -> Result<Metadata> {
+    /// Asks something that changes nothing: over a cut connection again.
+    async fn ask(&self, request: FileRequest) -> Result<Response> {
+        self.shared.ask(&self.inner, Request::File(request)).await
+    }
+
+    /// Up to so many bytes of a file; over a cut connection all of them anew.
+    async fn fetch(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let mut repeats = Repeats::new();
+        loop {
+            match self.try_fetch(path, offset, length).await {
+                Err(error) if repeats.again(&error).await => {}
+                fetched => return fetched,
+            }
+        }
+    }
+
+    async fn try_fetch(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<u8>> {
         let link = self.shared.link(&self.inner).await?;
-        let request = FileRequest::Stat { path: wire(path), follow };
-        match link.call(Request::File(request)).await.map_err(|e| self.about(e))? {
+        let request = FileRequest::Read { path: wire(path), offset, length: Some(length) };
+        let mut stream = link.open(Request::File(request)).await?;
+        let answer = guest::answered(guest::response(&mut stream)).await;
+        let info = match answer.map_err(|e| self.about(e))? {
+            Response::File(info) => info,
+            other => return Err(guest::unexpected(&other)),
+        };
+        let mut contents = Vec::with_capacity(info.size.min(length).min(1024 * 1024) as usize);
+        loop {
+            match guest::answered(next_frame(&mut stream)).await.map_err(|e| self.about(e))? {
+                Frame::Data(Channel::Out, bytes) => contents.extend_from_slice(&bytes),
+                Frame::Data(..) => return Err(protocol("data of another channel")),
+                Frame::Message(payload) => match decode(&payload)? {
+                    Response::Done(_) => return Ok(contents),
+                    Response::Failed(failure) => return Err(self.about(guest::failed(failure))),
+                    other => return Err(guest::unexpected(&other)),
+                },
+            }
+            if contents.len() as u64 > length {
+                return Err(self.about(protocol("more than was asked for")));
+            }
+        }
+    }
+
+    async fn stat(&self, path: &Path, follow: bool) -> Result<Metadata> {
+        match self.ask(FileRequest::Stat { path: wire(path), follow }).await? {
             Response::File(info) => Ok(metadata(info)),
             other => Err(guest::unexpected(&other)),
         }
@@ -338,20 +398,27 @@ impl Files {
 async fn send_file(link: &Link, request: FileRequest, contents: &[u8]) -> Result<()> {
     let mut stream = link.open(Request::File(request)).await?;
     let sent = async {
-        frame::write_data(&mut stream, Channel::In, contents).await?;
-        frame::write_message(&mut stream, &Input::End).await?;
-        stream.flush().await
+        for piece in contents.chunks(frame::MAX_DATA) {
+            let written = frame::write_data(&mut stream, Channel::In, piece);
+            guest::answered(async { written.await.map_err(guest::broken) }).await?;
+        }
+        guest::answered(async {
+            let ended = frame::write_message(&mut stream, &Input::End).await;
+            ended.map_err(guest::broken)?;
+            stream.flush().await.map_err(guest::broken)
+        })
+        .await
     };
     // A guest that refuses says why, and does not wait for all of it.
     let sent = sent.await;
-    match guest::response(&mut stream).await {
-        Ok(Response::Done(_)) => sent.map_err(guest::broken),
+    match guest::answered(guest::response(&mut stream)).await {
+        Ok(Response::Done(_)) => sent,
         Ok(other) => Err(guest::unexpected(&other)),
         Err(error) => Err(error),
     }
 }
 
-async fn next_frame(stream: &mut Stream) -> Result<Frame> {
+async fn next_frame<R: AsyncRead + Unpin>(stream: &mut R) -> Result<Frame> {
     let frame = frame::read(stream).await.map_err(guest::broken)?;
     frame.ok_or_else(|| guest::broken(std::io::ErrorKind::UnexpectedEof.into()))
 }
@@ -381,6 +448,10 @@ fn metadata(info: FileInfo) -> Metadata {
         uid: info.uid,
         gid: info.gid,
         modified: Timestamp::from_millisecond(info.modified_ms).unwrap_or(Timestamp::UNIX_EPOCH),
-        target: info.target.map(|target| PathBuf::from(OsString::from_vec(target.into_vec()))),
+        target: info.target.map(local_path),
     }
+}
+
+fn local_path(path: Bytes) -> PathBuf {
+    PathBuf::from(OsString::from_vec(path.into_vec()))
 }
