@@ -3,6 +3,7 @@
 
 pub mod fingerprint;
 pub mod project;
+pub mod scene;
 
 use std::time::{Duration, Instant};
 
@@ -58,3 +59,8 @@ pub fn check(holds: bool, what: &str) -> Outcome {
         Err(format!("not so: {what}").into())
     }
 }
+
+/// The code in SELF-CONTROL.md, which must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../SELF-CONTROL.md")]
+struct SelfControl;

@@ -72,6 +72,8 @@ pub enum Feature {
     Snapshot,
     /// Snapshots while processes run.
     SnapshotLive,
+    /// Snapshots in which files with holes keep them, and do not take up their whole size.
+    SparseSnapshots,
     /// Pause and resume.
     Pause,
     /// Stop and start.

@@ -115,37 +115,28 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
 }
 
 /// Starts a command that goes on without its handle, or finds the one that its key stands for.
-async fn spawn_detached(mut call: Call<'_>, mut command: Command) -> Result<Process> {
+async fn spawn_detached(call: Call<'_>, mut command: Command) -> Result<Process> {
     command.look_up(&*call.recorder().inner.secrets).await?;
     // What cannot be started is in no history.
     command.to_start(&ProcessId::new())?;
     let recorder = call.recorder();
     // A loss is noticed before anything is begun.
     recorder.shared.link(&recorder.inner).await?;
-    let begun = recorder.begin_detached(command.get_key(), command.argv()).await?;
-    call.deliver().await;
-    let start = command.to_start(&begun.id)?;
-    let whole = match command.take_stdin() {
-        Stdin::Bytes(bytes) => Some(bytes),
-        Stdin::Null | Stdin::Piped => None,
-    };
-    let limit = command.capture_limit();
-    // In a task of its own: what was begun is started, also if nobody waits for that.
-    let pipe = Arc::new(Pipe::default());
-    let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
-    let id = begun.id.clone();
-    let task = tokio::spawn(launch(recorder.clone(), begun, start, input));
-    let launched = task.await.unwrap_or_else(|error| {
-        let message = "the start was broken off";
-        Err(Error::new(ErrorKind::Cancelled, "spawn", message).with_source(error))
-    });
-    call.deliver().await;
-    let session = match launched {
-        Ok(session) => session,
-        Err(error) => return call.finish(Err(error)),
-    };
-    let handle = follow(recorder, id, pipe, session, limit);
-    call.finish(Ok(handle))
+    // What was begun is started, also if nobody waits for that.
+    call.drive(|recorder| async move {
+        let begun = recorder.begin_detached(command.get_key(), command.argv()).await?;
+        let id = begun.id.clone();
+        let start = command.to_start(&id)?;
+        let whole = match command.take_stdin() {
+            Stdin::Bytes(bytes) => Some(bytes),
+            Stdin::Null | Stdin::Piped => None,
+        };
+        let pipe = Arc::new(Pipe::default());
+        let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
+        let session = launch(recorder.clone(), begun, start, input).await?;
+        Ok(follow(recorder, id, pipe, session, command.capture_limit()))
+    })
+    .await
 }
 
 async fn launch(
@@ -404,6 +395,13 @@ impl Process {
         Ok(())
     }
 
+    /// Its standard input as a thing of its own, so that it can be written to while output is read: who
+    /// does one after the other may wait for ever, as the process may wait for the other. `None` if it was
+    /// not started with [`Command::stdin_piped`], was ended or was taken.
+    pub fn take_stdin(&mut self) -> Option<ProcessStdin> {
+        std::mem::take(&mut self.piped).then(|| ProcessStdin { pipe: Arc::clone(&self.pipe) })
+    }
+
     /// Tells its terminal that the size has changed.
     ///
     /// # Errors
@@ -469,5 +467,26 @@ impl Process {
         let mut call = sandbox.call(sink).await?;
         call.deliver().await;
         call.finish(result)
+    }
+}
+
+/// A process's standard input, to be written to. Dropping it ends the input after what was written.
+#[derive(Debug)]
+pub struct ProcessStdin {
+    pipe: Arc<Pipe>,
+}
+
+impl ProcessStdin {
+    /// Writes, waiting for room. A process that has ended or does not read any more takes it silently.
+    ///
+    /// If the future is dropped, the beginning may have been written.
+    pub async fn write(&mut self, bytes: &[u8]) {
+        self.pipe.write(bytes).await;
+    }
+}
+
+impl Drop for ProcessStdin {
+    fn drop(&mut self) {
+        self.pipe.end();
     }
 }

@@ -70,7 +70,7 @@ pub use command::{
 };
 pub use error::{Error, ErrorKind, Result};
 pub use event::{EventKind, ForkedFrom, Known, SandboxEvent};
-pub use exec::{Chunk, Process};
+pub use exec::{Chunk, Process, ProcessStdin};
 pub use files::{
     DirEntry, DownloadOptions, Existing, FileEvent, FileKind, FileReader, FileWatch, Files,
     LIST_LIMIT, Metadata, OutsideLinks, Progress, READ_LIMIT, ReadDir, Transferred, UploadOptions,

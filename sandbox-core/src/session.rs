@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use sandbox_guest::{ProcessExit, Request, Start};
+use sandbox_guest::{ProcessExit, Start};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
@@ -190,7 +190,7 @@ impl Session {
         loop {
             let stdin = self.attachment.stdin();
             let from = self.attachment.started().stdin;
-            let cut = match crate::guest::answered(stdin.send_all(&bytes, from)).await {
+            let cut = match crate::guest::in_time(stdin.send_all(&bytes, from)).await {
                 Err(error) if error.kind() == ErrorKind::Unavailable => error,
                 done => return done,
             };
@@ -342,7 +342,7 @@ pub(crate) async fn notice_silence(
         if std::mem::replace(&mut before, now) != now {
             continue;
         }
-        match link.call(Request::Status).await {
+        match link.greet().await {
             Err(error) if error.is_retryable() && !is_paused(recorder).await => {
                 recorder.shared.unlink_from(link).await;
                 let message = "the guest does not answer any more";

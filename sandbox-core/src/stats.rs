@@ -73,12 +73,13 @@ pub struct Stats {
 
 /// See [`crate::Sandbox::stats`].
 pub(crate) async fn stats(inner: &Arc<Inner>, shared: &Arc<Shared>) -> Result<Stats> {
-    let link = shared.link(inner).await?;
+    // A loss is noticed, and the record says so.
+    shared.link(inner).await?;
     let record = shared.record(inner).await?;
     let instance = running_instance(&record)?;
     let backend = inner.backend(&instance.backend)?;
     let known = tokio::time::timeout(PATIENCE, backend.usage(instance));
-    let (told, known) = tokio::join!(link.call(Request::Status), known);
+    let (told, known) = tokio::join!(shared.ask(inner, Request::Status), known);
     let named = |error: crate::Error| error.with_sandbox(&shared.id);
     let status = match told.map_err(named)? {
         Response::Status(status) => status,

@@ -10,6 +10,7 @@
 //! channel. Process streams add windows and offsets, so that a cut connection loses and doubles nothing.
 
 mod bundled;
+mod content;
 pub mod frame;
 pub mod mux;
 pub mod preamble;
@@ -17,6 +18,7 @@ mod protocol;
 pub mod tree;
 
 pub use bundled::bundled;
+pub use content::ContentHash;
 pub use protocol::{
     Bytes, DEFAULT_WINDOW, Done, Entry, Existing, ExitStatus, Failure, FailureKind, FileEvent,
     FileInfo, FileKind, FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output,

@@ -349,6 +349,16 @@ impl Context {
                 kill_process(pid, signal)?;
                 Ok(())
             }
+            Reachability::Container(container) => {
+                let mut command = std::process::Command::new("docker");
+                command.args(container.engine.iter().flat_map(|engine| ["--host", engine]));
+                command.arg("kill").arg(format!("--signal={}", signal.as_raw()));
+                let output = command.arg(&container.container).output()?;
+                if !output.status.success() {
+                    return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
+                }
+                Ok(())
+            }
             _ if signal == Signal::KILL => {
                 let (instance, _) = self.instance(sandbox).await?.ok_or("it has no instance")?;
                 Ok(self.backend.stop(&instance).await?)

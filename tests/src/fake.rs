@@ -279,7 +279,7 @@ impl SandboxBackend for DirectoryBackend {
         for feature in [Feature::NetworkHost, Feature::Stop, Feature::Pty] {
             found = found.with(feature, Level::Full, no);
         }
-        for feature in [Feature::Snapshot, Feature::SnapshotLive] {
+        for feature in [Feature::Snapshot, Feature::SnapshotLive, Feature::SparseSnapshots] {
             found = found.with(feature, Level::Full, "the directory is copied");
         }
         Ok(found)

@@ -19,10 +19,11 @@
 
 mod cases;
 mod context;
+pub mod cut;
 pub mod decorate;
 pub mod fake;
 mod run;
 
 pub use cases::{Case, all};
 pub use context::{Check, Context, Failure, Subject};
-pub use run::{Verdict, main, run_case};
+pub use run::{Verdict, left_out, main, run_case};

@@ -38,6 +38,21 @@ pub fn main(subjects: Vec<Subject>) -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
+/// Says that a subject is left out, and why.
+///
+/// # Panics
+///
+/// If it is one that must not be.
+pub fn left_out(subject: &str, why: &str) {
+    let listed = std::env::var(REQUIRED).unwrap_or_default();
+    let required = listed.split(',').any(|entry| entry.split(':').next() == Some(subject));
+    assert!(!required, "{subject} is left out though required: {why}");
+    #[allow(clippy::print_stderr, reason = "what is left out is never left out silently")]
+    {
+        eprintln!("left out: {subject}: {why}");
+    }
+}
+
 fn run(subject: &Subject, case: Case, name: &str) -> Result<Completion, Failed> {
     match subject.user() {
         Some(uid) if std::env::var_os(CHILD).is_none() => run_as(uid, name),

@@ -15,7 +15,7 @@ use tokio::{
     sync::{Mutex, Notify},
 };
 
-use super::link::{Link, answered, broken, failed, garbage, response, unexpected};
+use super::link::{Link, broken, failed, garbage, in_time, response, unexpected};
 use crate::{Error, ErrorKind, ProcessId, Result};
 
 /// Acknowledge when this much has come since the last time.
@@ -110,7 +110,7 @@ impl Attachment {
     }
 
     async fn open(link: &Link, request: Request, from: Taken, rolling: bool) -> Result<Self> {
-        let (stream, response) = answered(async {
+        let (stream, response) = in_time(async {
             let mut stream = link.open(request).await?;
             let response = response(&mut stream).await?;
             Ok((stream, response))
@@ -123,7 +123,7 @@ impl Attachment {
         let taken = from.skip_to(&started, rolling)?;
         let (reader, writer) = tokio::io::split(stream);
         let credit = Arc::new(Credit::default());
-        credit.accept(started.stdin);
+        credit.accept(started.taken.min(started.stdin));
         Ok(Self {
             reader,
             writer: Arc::new(Mutex::new(writer)),

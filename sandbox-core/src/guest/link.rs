@@ -32,14 +32,8 @@ impl Link {
         let greet = async {
             preamble::exchange(&mut stream).await.map_err(broken)?;
             let link = Self { mux: mux::client(stream), instance: instance.clone() };
-            let hello = Hello {
-                client: concat!("sandbox-core ", env!("CARGO_PKG_VERSION")).into(),
-                instance: instance.to_string(),
-            };
-            match link.call(Request::Hello(hello)).await? {
-                Response::Welcome(Welcome { .. }) => Ok(link),
-                other => Err(unexpected(&other)),
-            }
+            link.greet().await?;
+            Ok(link)
         };
         match tokio::time::timeout(GREETING, greet).await {
             Ok(result) => result,
@@ -48,6 +42,19 @@ impl Link {
                 "connect",
                 format!("the guest did not answer within {} s", GREETING.as_secs()),
             )),
+        }
+    }
+
+    /// Greets the guest, which answers if it is the one that is meant. May be done again, to see whether it
+    /// is still there.
+    pub(crate) async fn greet(&self) -> Result<()> {
+        let hello = Hello {
+            client: concat!("sandbox-core ", env!("CARGO_PKG_VERSION")).into(),
+            instance: self.instance.to_string(),
+        };
+        match self.call(Request::Hello(hello)).await? {
+            Response::Welcome(Welcome { .. }) => Ok(()),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -69,7 +76,7 @@ impl Link {
 
     /// A request with a single answer, within a bounded time.
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
-        answered(async {
+        in_time(async {
             let mut stream = self.open(request).await?;
             response(&mut stream).await
         })
@@ -78,7 +85,7 @@ impl Link {
 }
 
 /// What a guest answers at once, within a bounded time.
-pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
     match tokio::time::timeout(ANSWER, answer).await {
         Ok(result) => result,
         Err(_) => Err(Error::new(

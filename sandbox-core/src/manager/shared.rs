@@ -16,6 +16,9 @@ use crate::{
     session::RECONNECT,
 };
 
+/// The pause before the last of the greetings that are tried, each after twice the pause before.
+const LAST_GREETING: Duration = Duration::from_millis(64);
+
 /// How many detached processes of a sandbox a manager waits for at once. Of more it hears when it is asked
 /// for them.
 const MOST_WATCHED: usize = 256;
@@ -293,14 +296,22 @@ fn keep(link: Link, lifetime: &Lifetime) -> Arc<Link> {
 /// Connects to an instance's guest and greets it.
 pub(super) async fn connect(backend: &dyn SandboxBackend, instance: &Instance) -> Result<Link> {
     let named = |error: Error| error.with_backend(&backend.id()).with_sandbox(&instance.sandbox);
-    let stream = backend.connect(instance).await.map_err(named)?;
-    match Link::connect(stream, &instance.id).await {
-        Ok(link) => Ok(link),
-        // The guest may have ended between the two: the backend knows what it said last.
-        Err(error) => match backend.connect(instance).await {
-            Err(lost) if lost.kind() == ErrorKind::Lost => Err(named(lost)),
-            _ => Err(named(error)),
-        },
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let stream = backend.connect(instance).await.map_err(named)?;
+        match Link::connect(stream, &instance.id).await {
+            Ok(link) => return Ok(link),
+            // Cut in the middle, it is made again: nothing was asked yet. If the guest has ended meanwhile,
+            // the backend says so.
+            Err(error) if error.kind() == ErrorKind::Unavailable && pause < LAST_GREETING => {
+                tokio::time::sleep(pause).await;
+                pause *= 2;
+            }
+            Err(error) => match backend.connect(instance).await {
+                Err(lost) if lost.kind() == ErrorKind::Lost => return Err(named(lost)),
+                _ => return Err(named(error)),
+            },
+        }
     }
 }
 

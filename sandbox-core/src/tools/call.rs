@@ -344,14 +344,15 @@ fn ended(run: &Run) -> Value {
 
 async fn read_file(sandbox: &Sandbox, asked: ReadFile) -> Answer {
     let length = within("length", asked.length, READ, READ_MOST)?;
-    let contents = sandbox.files().read(&asked.path).await.map_err(plain)?;
-    let size = contents.len() as u64;
-    let from = usize::try_from(asked.offset.min(size)).unwrap_or(usize::MAX);
-    let to = usize::try_from(asked.offset.saturating_add(length).min(size)).unwrap_or(usize::MAX);
-    let part = &contents[from..to];
-    let (encoding, content) = match std::str::from_utf8(part) {
-        Ok(text) => ("utf8", text.to_owned()),
-        Err(_) => ("base64", BASE64.encode(part)),
+    let files = sandbox.files();
+    let size = files.metadata(&asked.path).await.map_err(plain)?.size;
+    // One byte more tells whether there is more.
+    let mut part = files.read_range(&asked.path, asked.offset, length + 1).await.map_err(plain)?;
+    let more = part.len() as u64 > length;
+    part.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+    let (encoding, content) = match String::from_utf8(part) {
+        Ok(text) => ("utf8", text),
+        Err(error) => ("base64", BASE64.encode(error.as_bytes())),
     };
     Ok(json!({
         "path": asked.path,
@@ -359,7 +360,7 @@ async fn read_file(sandbox: &Sandbox, asked: ReadFile) -> Answer {
         "offset": asked.offset,
         "encoding": encoding,
         "content": content,
-        "more": (to as u64) < size,
+        "more": more,
     }))
 }
 

@@ -24,6 +24,10 @@ const FAREWELL: Duration = Duration::from_secs(10);
 /// One write to the stream: frame headers included, it fits one packet of the connection.
 const BATCH: usize = 64 * 1024;
 
+/// The first write; each is twice the one before. A frame that is cut in its middle is lost: over a
+/// connection that never lasts long, small ones arrive.
+const FIRST_BATCH: usize = 4 * 1024;
+
 /// The client is told of taken input once it amounts to this.
 const ACCEPT_STEP: u64 = DEFAULT_WINDOW / 4;
 
@@ -118,12 +122,15 @@ async fn begin(process: &Process, offsets: (u64, u64)) -> Result<Started, Failur
             }
             state.stdout.taken(offsets.0);
             state.stderr.taken(offsets.1);
+            // It may have waited for room.
+            process.wake.notify_one();
             return Ok(Started {
                 process: process.id.clone(),
                 pid: pid as u32,
                 stdout: offsets.0.max(state.stdout.begin()),
                 stderr: offsets.1.max(state.stderr.begin()),
                 stdin: state.stdin.received(),
+                taken: state.stdin.taken(),
             });
         }
         changed.await;
@@ -152,16 +159,18 @@ impl Link {
         mut cursors: [Cursor; 2],
         started: Started,
     ) -> io::Result<()> {
-        let mut accepted = started.stdin;
+        let mut accepted = started.taken;
+        let mut most = FIRST_BATCH;
         let mut batch = frame::encode(&Response::Started(started))?;
         loop {
             let changed = self.process.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            let over = self.fill(&mut batch, &mut cursors, &mut accepted)?;
+            let over = self.fill(&mut batch, &mut cursors, &mut accepted, most)?;
             if !batch.is_empty() {
                 writer.write_all(&batch).await?;
                 batch.clear();
+                most = (most * 2).min(BATCH);
                 if !over {
                     continue;
                 }
@@ -175,12 +184,13 @@ impl Link {
         }
     }
 
-    /// Puts into the batch what may be sent now; whether that is the last.
+    /// Puts into the batch what may be sent now, some `most` bytes of it; whether that is the last.
     fn fill(
         &self,
         batch: &mut Vec<u8>,
         cursors: &mut [Cursor; 2],
         accepted: &mut u64,
+        most: usize,
     ) -> io::Result<bool> {
         let state = self.process.state();
         let stream = matches!(self.process.output, Output::Stream);
@@ -210,12 +220,13 @@ impl Link {
                 stdout: cursors[0].sent,
                 stderr: cursors[1].sent,
                 stdin: state.stdin.received(),
+                taken: state.stdin.taken(),
             };
             batch.extend(frame::encode(&Response::Started(again))?);
         }
         let mut all_sent = true;
         for cursor in cursors {
-            all_sent &= cursor.fill(batch, &state, stream)?;
+            all_sent &= cursor.fill(batch, &state, stream, most)?;
         }
         match &state.exit {
             Some(exit) if all_sent => {
@@ -316,7 +327,13 @@ async fn abandon(guest: &Guest, process: &Arc<Process>) {
 
 impl Cursor {
     /// Puts into the batch what fits and may be sent; whether all there is has been sent.
-    fn fill(&mut self, batch: &mut Vec<u8>, state: &State, stream: bool) -> io::Result<bool> {
+    fn fill(
+        &mut self,
+        batch: &mut Vec<u8>,
+        state: &State,
+        stream: bool,
+        most: usize,
+    ) -> io::Result<bool> {
         let err = self.channel == Channel::Err;
         let log = if err { &state.stderr } else { &state.stdout };
         let end = match &state.exit {
@@ -332,7 +349,7 @@ impl Cursor {
         let window = (self.taken + DEFAULT_WINDOW).saturating_sub(self.sent);
         // What a process left in its pipe at its end may exceed the window; it is little.
         let window = if stream && state.exit.is_some() { u64::MAX } else { window };
-        let room = (BATCH - frame::HEAD).saturating_sub(batch.len()) as u64;
+        let room = (most - frame::HEAD).saturating_sub(batch.len()) as u64;
         let most = window.min(room).min(end.saturating_sub(self.sent)) as usize;
         if most > 0 {
             let start = batch.len();

@@ -87,6 +87,7 @@ fn is_still(entry: &Entry, all: &[Entry]) -> bool {
 fn others(guest: &Guest) -> io::Result<Vec<Entry>> {
     let entries = tree::scan()?;
     let supervisors = lock(&guest.supervisors);
+    let bridges = lock(&guest.bridges);
     let own = std::process::id() as Pid;
     let roots: Vec<Pid> = if guest.alone {
         // 0 is the parent of those that entered from outside.
@@ -95,7 +96,10 @@ fn others(guest: &Guest) -> io::Result<Vec<Entry>> {
         supervisors.keys().copied().collect()
     };
     let mut found = tree::descendants(&entries, &roots);
-    found.retain(|e| e.is_alive() && e.pid != own && !supervisors.contains_key(&e.pid));
+    found.retain(|e| {
+        let ours = e.pid == own || supervisors.contains_key(&e.pid) || bridges.contains(&e.pid);
+        e.is_alive() && !ours
+    });
     Ok(found)
 }
 

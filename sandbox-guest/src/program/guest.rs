@@ -1,7 +1,7 @@
 //! What all of the guest's tasks share.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -28,6 +28,9 @@ pub(crate) struct Guest {
     /// id namespace.
     pub(crate) alone: bool,
     pub(crate) listen_path: Option<String>,
+    pub(crate) listen_peer: Option<u32>,
+    /// Processes that carry a connection in from outside: no part of the sandbox.
+    pub(crate) bridges: Mutex<HashSet<Pid>>,
     pub(crate) table: Mutex<Table>,
     /// The children of the guest that it started and that are not reaped yet.
     pub(crate) supervisors: Mutex<HashMap<Pid, Supervising>>,
@@ -35,10 +38,10 @@ pub(crate) struct Guest {
     pub(crate) deadlines: watch::Sender<Deadlines>,
     pub(crate) idle_limit: Option<Duration>,
     pub(crate) pool: Arc<Pool>,
-    /// A place for each watch of files.
-    pub(crate) watches: Semaphore,
     pub(crate) oom: Mutex<Oom>,
     cpu: Mutex<Cpu>,
+    /// A place for each watch of files.
+    pub(crate) watches: Semaphore,
     last_activity: Mutex<Instant>,
 }
 
@@ -78,15 +81,17 @@ impl Guest {
             open_files,
             alone: std::process::id() == 1,
             listen_path: setup.listen_path,
+            listen_peer: setup.listen_peer,
+            bridges: Mutex::default(),
             table: Mutex::default(),
             supervisors: Mutex::default(),
             frozen: Mutex::default(),
             deadlines: watch::Sender::new(deadlines),
             idle_limit: setup.idle_ms.map(Duration::from_millis),
             pool: Arc::default(),
-            watches: super::watch::places(),
             cpu: Mutex::default(),
             oom: Mutex::new(Oom::new(oom)),
+            watches: super::watch::places(),
             last_activity: Mutex::new(Instant::now()),
         }
     }

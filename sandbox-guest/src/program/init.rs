@@ -13,7 +13,7 @@ use std::{
 
 use rustix::{fs::Mode, process};
 use sandbox_guest::Setup;
-use tokio::io::Interest;
+use tokio::{io::Interest, net::unix::pipe};
 
 use super::{
     deadline,
@@ -42,7 +42,36 @@ pub(crate) fn from_path(path: &Path) -> Result<(), String> {
     run(&mut File::open(path).map_err(|error| name(&what, &error))?)
 }
 
+/// Reads the set-up from standard input, which then is a connection together with standard output. That
+/// it ends before it has said anything means that nobody wants a guest any more.
+pub(crate) fn from_stdin() -> Result<(), String> {
+    let mut stdin = File::from(take_over(0).map_err(|error| name("standard input", &error))?);
+    let stdout = take_over(1).map_err(|error| name("standard output", &error))?;
+    let mut length = [0; 4];
+    match stdin.read_exact(&mut length) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        read => read.map_err(|error| name("the set-up", &error))?,
+    }
+    let length = u64::from(u32::from_be_bytes(length));
+    if length > MAX_SETUP {
+        return Err(format!("a set-up of {length} bytes"));
+    }
+    let mut text = vec![0; length as usize];
+    stdin.read_exact(&mut text).map_err(|error| name("the set-up", &error))?;
+    start(&mut &text[..], Some((stdin.into(), stdout)))
+}
+
+/// A standard descriptor under another number; its own is free for `/dev/null`.
+fn take_over(fd: i32) -> io::Result<OwnedFd> {
+    let old = sys::take_fd(fd)?;
+    Ok(rustix::io::fcntl_dupfd_cloexec(&old, 3)?)
+}
+
 fn run(setup: &mut File) -> Result<(), String> {
+    start(setup, None)
+}
+
+fn start(setup: &mut dyn Read, pipes: Option<(OwnedFd, OwnedFd)>) -> Result<(), String> {
     sys::tame_allocator();
     sys::block_signals();
     open_stdio().map_err(|error| name("/dev/null", &error))?;
@@ -72,7 +101,7 @@ fn run(setup: &mut File) -> Result<(), String> {
         filter_syscalls: setup.filter_syscalls,
     })?;
     let guest = Arc::new(Guest::new(setup, oom.map(File::from), open_files));
-    serve(guest, listener).map_err(|error| name("the runtime", &error))
+    serve(guest, listener, pipes).map_err(|error| name("the runtime", &error))
 }
 
 /// Many processes have many pipes; what is started gets its old limit back, which is returned, and
@@ -103,15 +132,18 @@ fn listener(setup: &Setup) -> Result<UnixListener, String> {
                 .map_err(|error| name(&format!("the listening descriptor {fd}"), &error))?;
             UnixListener::from(fd)
         }
-        (None, Some(path)) => bind(path).map_err(|error| name(path, &error))?,
+        (None, Some(path)) => {
+            bind(path, setup.listen_peer.is_some()).map_err(|error| name(path, &error))?
+        }
         (None, None) => return Err("the set-up names nothing to listen on".to_owned()),
     };
     listener.set_nonblocking(true).map_err(|error| name("the listening socket", &error))?;
     Ok(listener)
 }
 
-/// Makes the socket elsewhere first: where it has its name, it listens already.
-fn bind(path: &str) -> io::Result<UnixListener> {
+/// Makes the socket elsewhere first: where it has its name, it listens already. One that looks at who
+/// connects may be connected to by everybody.
+fn bind(path: &str, looks: bool) -> io::Result<UnixListener> {
     let unfinished = format!("{path}.new");
     match std::fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -122,12 +154,17 @@ fn bind(path: &str) -> io::Result<UnixListener> {
     let bound = UnixListener::bind(&unfinished);
     process::umask(before);
     let listener = bound?;
-    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
+    let mode = if looks { 0o666 } else { 0o600 };
+    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(mode))?;
     std::fs::rename(&unfinished, path)?;
     Ok(listener)
 }
 
-fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
+fn serve(
+    guest: Arc<Guest>,
+    listener: UnixListener,
+    pipes: Option<(OwnedFd, OwnedFd)>,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
         let listener = tokio::net::UnixListener::from_std(listener)?;
@@ -135,6 +172,11 @@ fn serve(guest: Arc<Guest>, listener: UnixListener) -> io::Result<()> {
         let signals = sys::watch(signals, Interest::READABLE)?;
         tokio::spawn(deadline::watch(Arc::clone(&guest)));
         tokio::spawn(serve::listen(Arc::clone(&guest), listener));
+        if let Some((from, to)) = pipes {
+            let (from, to) =
+                (pipe::Receiver::from_owned_fd(from)?, pipe::Sender::from_owned_fd(to)?);
+            tokio::spawn(serve::pipes(Arc::clone(&guest), from, to));
+        }
         loop {
             let read = |fd: &OwnedFd| sys::read_signal(fd.as_fd());
             match signals.async_io(Interest::READABLE, read).await? {

@@ -14,6 +14,7 @@ mod guest;
 mod harden;
 mod init;
 mod layers;
+mod list_tree;
 mod log;
 mod merge;
 mod mounts;
@@ -43,7 +44,7 @@ use std::{ffi::OsString, io::Write, path::Path, process::ExitCode};
 const FAILED: u8 = 70;
 
 const USAGE: &str = "\
-usage: sandbox-guest init --setup-fd N | --setup PATH
+usage: sandbox-guest init --setup-fd N | --setup PATH | --setup-stdin
        sandbox-guest enter [--cwd DIR] -- COMMAND [ARGUMENT...]
        sandbox-guest connect PATH
        sandbox-guest shell -- PROGRAM [ARGUMENT...]
@@ -51,6 +52,9 @@ usage: sandbox-guest init --setup-fd N | --setup PATH
        sandbox-guest remove-tree PATH
        sandbox-guest merge-layers TARGET LAYER... [-- TARGET LAYER...]...
        sandbox-guest changes {part|now|then|both|hidden|made|root-mode VALUE}...
+       sandbox-guest list-tree SINCE ROOT [WITHOUT...]
+       sandbox-guest report
+       sandbox-guest leave DIRECTORY
        sandbox-guest --version";
 
 pub(crate) fn main() -> ExitCode {
@@ -59,6 +63,7 @@ pub(crate) fn main() -> ExitCode {
     let result = match words[..] {
         [b"init", b"--setup-fd", number] => init::from_fd(number),
         [b"init", b"--setup", _] => init::from_path(Path::new(&arguments[2])),
+        [b"init", b"--setup-stdin"] => init::from_stdin(),
         [b"enter", ..] => return enter::main(&words[1..]),
         [b"connect", _] => connect::main(Path::new(&arguments[1])),
         [b"shell", b"--", _, ..] => return shell::main(&arguments[2..]),
@@ -66,6 +71,11 @@ pub(crate) fn main() -> ExitCode {
         [b"remove-tree", _] => tree_remove::remove(Path::new(&arguments[1])),
         [b"merge-layers", ..] => merge::main(&arguments[1..]),
         [b"changes", ..] => changes::main(&arguments[1..]),
+        [b"list-tree", since, _, ..] => {
+            list_tree::main(since, Path::new(&arguments[2]), &arguments[3..])
+        }
+        [b"report"] => list_tree::report(),
+        [b"leave", _] => list_tree::leave(Path::new(&arguments[1])),
         [b"--version"] => {
             let line = concat!("sandbox-guest ", env!("CARGO_PKG_VERSION"), "\n");
             std::io::stdout().write_all(line.as_bytes()).map_err(|error| error.to_string())

@@ -16,14 +16,15 @@ use sandbox_guest::{
     preamble,
 };
 use tokio::{
-    io::AsyncWriteExt,
-    net::{UnixListener, UnixStream},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::{UnixListener, UnixStream, unix::pipe},
     sync::Semaphore,
 };
 
 use super::{
     attach, deadline, exec, files, freeze,
     guest::{Guest, failure, lock},
+    sys::Pid,
     transfer, tree_transfer, usage, watch,
 };
 
@@ -43,16 +44,14 @@ struct Connection {
 
 /// Serves everyone who connects, for ever.
 pub(crate) async fn listen(guest: Arc<Guest>, listener: UnixListener) {
-    static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((socket, _)) => {
                 let guest = Arc::clone(&guest);
-                let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(async move {
-                    let _ = connection(guest, number, socket).await;
+                    let _ = accepted(guest, socket).await;
                     drop(place);
                 });
             }
@@ -62,7 +61,48 @@ pub(crate) async fn listen(guest: Arc<Guest>, listener: UnixListener) {
     }
 }
 
-async fn connection(guest: Arc<Guest>, number: u64, mut socket: UnixStream) -> io::Result<()> {
+/// Serves one who connected, if it may.
+async fn accepted(guest: Arc<Guest>, socket: UnixStream) -> io::Result<()> {
+    let peer = socket.peer_cred()?;
+    if guest.listen_peer.is_some_and(|uid| uid != peer.uid()) {
+        return Ok(());
+    }
+    // Somebody of another process id namespace has no number here.
+    let bridge = peer.pid().filter(|pid| guest.alone && *pid > 0);
+    let _bridge = bridge.map(|pid| Bridge::new(&guest, pid));
+    connection(guest, socket).await
+}
+
+/// Serves the one connection that comes in through a pipe and goes out through another.
+pub(crate) async fn pipes(guest: Arc<Guest>, from: pipe::Receiver, to: pipe::Sender) {
+    let _ = connection(guest, tokio::io::join(from, to)).await;
+}
+
+/// A process that carries a connection in, for as long as it does.
+struct Bridge {
+    guest: Arc<Guest>,
+    pid: Pid,
+}
+
+impl Bridge {
+    fn new(guest: &Arc<Guest>, pid: Pid) -> Self {
+        lock(&guest.bridges).insert(pid);
+        Self { guest: Arc::clone(guest), pid }
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        lock(&self.guest.bridges).remove(&self.pid);
+    }
+}
+
+async fn connection<S>(guest: Arc<Guest>, mut socket: S) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     tokio::time::timeout(PATIENCE, preamble::exchange(&mut socket)).await??;
     let mut incoming = mux::server(socket);
     let greeted = AtomicBool::new(false);

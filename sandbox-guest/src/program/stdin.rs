@@ -4,8 +4,7 @@ use std::{collections::VecDeque, io};
 
 use sandbox_guest::DEFAULT_WINDOW;
 
-/// A client that attaches again may send a window beyond what was received, while up to a window of
-/// that still waits here.
+/// A client may send a window beyond what was taken; this leaves room for a mistake.
 const LIMIT: u64 = 2 * DEFAULT_WINDOW;
 
 /// A process's standard input, from the client's side of the pipe.

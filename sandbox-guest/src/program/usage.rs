@@ -74,11 +74,12 @@ fn look(guest: &Guest) -> Status {
 fn members(guest: &Guest, entries: &[Entry]) -> Vec<(Entry, bool)> {
     let own = std::process::id() as Pid;
     let supervisors = lock(&guest.supervisors);
+    let bridges = lock(&guest.bridges);
     // 0 is the parent of those that entered from outside.
     let roots = if guest.alone { vec![0, own] } else { vec![own] };
     tree::descendants(entries, &roots)
         .into_iter()
-        .filter(|entry| entry.pid != own)
+        .filter(|entry| entry.pid != own && !bridges.contains(&entry.pid))
         .map(|entry| (entry, supervisors.contains_key(&entry.pid)))
         .collect()
 }

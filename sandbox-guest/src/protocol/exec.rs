@@ -98,9 +98,12 @@ pub struct Started {
     /// Likewise for standard error.
     #[serde(default)]
     pub stderr: u64,
-    /// How many bytes of standard input have been taken already.
+    /// How many bytes of standard input have come in already.
     #[serde(default)]
     pub stdin: u64,
+    /// How many of them the process has taken: the sender may go as far as this plus the window.
+    #[serde(default)]
+    pub taken: u64,
 }
 
 /// How a process ended.

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Bytes;
 
-/// The guest's start: JSON, read from a file descriptor or a file that only the backend can write.
+/// The guest's start: JSON, read from a file descriptor or a file that only the backend can write, or
+/// from standard input (four bytes of length, big-endian, before it), which then becomes a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Setup {
@@ -14,6 +15,9 @@ pub struct Setup {
     pub listen_fd: Option<i32>,
     /// Or the path of a Unix socket to make, with mode 0600.
     pub listen_path: Option<String>,
+    /// Serve only what connects as this user, whatever the socket's mode: where the socket is within
+    /// reach of the sandbox's processes, theirs is another one.
+    pub listen_peer: Option<u32>,
     /// Done one after the other, with the rights the guest was started with; the first failure ends
     /// the guest.
     pub mounts: Vec<MountStep>,

@@ -230,6 +230,7 @@ pub(crate) fn setup(input: &Input<'_>) -> Result<Setup> {
         instance: request.instance.to_string(),
         listen_fd: Some(input.fds.listen),
         listen_path: None,
+        listen_peer: None,
         mounts: mounts(input, &env)?,
         workspace: WORKSPACE.to_owned(),
         env,

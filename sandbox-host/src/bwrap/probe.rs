@@ -123,6 +123,11 @@ fn describe(shared: &Shared, version: String, seen: &Seen) -> Capabilities {
             full_if(mount(" - overlay ")),
             "the upper layer of the overlays is copied while the guest holds its processes",
         )
+        .with(
+            Feature::SparseSnapshots,
+            full_if(mount(" - overlay ")),
+            "layers are kept as they are, and copied with their holes",
+        )
         .with(Feature::Stop, Level::Full, "the upper layer outlives the guest")
         .with(Feature::Users, Level::None, "one user id is mapped into the sandbox");
 

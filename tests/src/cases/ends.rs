@@ -17,6 +17,9 @@ cases!("ends";
     [] a_timeout_ends_the_whole_tree_and_nobody_else,
     [] a_timeout_of_a_command_that_is_done_does_nothing,
     [] a_timeout_returns_what_was_said,
+    [] a_killed_command_is_cancelled_with_its_whole_tree,
+    [] a_signal_reaches_the_command_alone_or_its_whole_tree,
+    [] a_command_that_has_ended_is_signalled_no_more,
     [] a_dropped_command_ends_with_its_whole_tree,
     [] a_dropped_handle_ends_its_command,
     [] a_dropped_wait_ends_its_command,
@@ -143,6 +146,74 @@ async fn a_timeout_returns_what_was_said(cx: &Context) -> Check {
 
 fn cancelled(known: &Known) -> bool {
     matches!(known, Known::ProcessExited { outcome: Some(Outcome::Cancelled), .. })
+}
+
+async fn a_killed_command_is_cancelled_with_its_whole_tree(cx: &Context) -> Check {
+    let sandbox = cx.sandbox().await?;
+    let (other, other_marker) = bystander(cx, &sandbox).await?;
+    let marker = cx.marker();
+    let process = sandbox.spawn(tree(&marker), &cx.sink).await?;
+    cx.until_count(&sandbox, &marker, |count| count >= TREE_SIZE).await?;
+    soon("a kill", process.kill()).await??;
+    same!(cx.count(&sandbox, &marker).await?, 0);
+    let run = soon("its end", process.wait(&sandbox, &cx.sink)).await??;
+    same!((run.outcome, run.stdout.text().as_ref()), (Outcome::Cancelled, "begun\n"));
+    same!(cx.count(&sandbox, &other_marker).await?, 1);
+    cx.until_recorded(&sandbox, cancelled).await?;
+    drop(other);
+    Ok(())
+}
+
+async fn a_signal_reaches_the_command_alone_or_its_whole_tree(cx: &Context) -> Check {
+    let sandbox = cx.sandbox().await?;
+    let text = "
+        trap 'echo above' USR1
+        sh -c 'trap \"echo below\" USR1; echo up; while :; do sleep 0.02; done' &
+        while :; do sleep 0.02; done
+    ";
+    let mut process = sandbox.spawn(Command::shell(text), &cx.sink).await?;
+    let said = &mut String::new();
+    until_said(&mut process, said, "up").await?;
+    process.signal(10).await?;
+    until_said(&mut process, said, "above").await?;
+    holds!(!said.contains("below"), "only the command was signalled");
+    process.signal_tree(10).await?;
+    until_said(&mut process, said, "below").await?;
+    process.signal_tree(15).await?;
+    let run = soon("its end", process.wait(&sandbox, &cx.sink)).await??;
+    same!(run.outcome, Outcome::Signaled(15));
+    Ok(())
+}
+
+/// Reads standard output until this was said.
+async fn until_said(process: &mut sandbox_core::Process, said: &mut String, wanted: &str) -> Check {
+    while !said.contains(wanted) {
+        match soon(wanted, process.next_output()).await? {
+            Some(sandbox_core::Chunk::Stdout(bytes)) => {
+                said.push_str(&String::from_utf8_lossy(&bytes));
+            }
+            Some(_) => {}
+            None => return Err(format!("it ended after {said:?}").into()),
+        }
+    }
+    Ok(())
+}
+
+async fn a_command_that_has_ended_is_signalled_no_more(cx: &Context) -> Check {
+    let sandbox = cx.sandbox().await?;
+    let mut process = sandbox.spawn(Command::new("true"), &cx.sink).await?;
+    while soon("its output", process.next_output()).await?.is_some() {}
+    for signal in [process.signal(15).await, process.signal_tree(15).await] {
+        match signal {
+            Err(error) => same!(error.kind(), ErrorKind::NotFound),
+            Ok(()) => return Err("something was signalled".into()),
+        }
+    }
+    // To kill it is no error: it is not there any more.
+    process.kill().await?;
+    let run = soon("its end", process.wait(&sandbox, &cx.sink)).await??;
+    same!(run.outcome, Outcome::Exited(0));
+    Ok(())
 }
 
 async fn a_dropped_command_ends_with_its_whole_tree(cx: &Context) -> Check {

@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod changes;
+mod connection;
 mod detached;
 mod ends;
 mod events;
@@ -63,6 +64,7 @@ pub fn all() -> Vec<Case> {
         output::CASES,
         ends::CASES,
         detached::CASES,
+        connection::CASES,
         terminal::CASES,
         shell::CASES,
         load::CASES,

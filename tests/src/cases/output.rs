@@ -42,6 +42,7 @@ async fn every_byte_of_both_streams_is_there(cx: &Context) -> Check {
     let (out, err) = (pattern(TEN, 1), pattern(TEN, 2));
     sandbox.files().write("out", &out, &cx.sink).await?;
     sandbox.files().write("err", &err, &cx.sink).await?;
+    // Thirty times on each backend; what was lost once in a hundred would be noticed by the third run.
     for n in 0..30 {
         // The one that ends last has just written the last byte when the shell exits.
         let text = match n % 3 {

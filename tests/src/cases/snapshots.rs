@@ -16,7 +16,7 @@ cases!("snapshots";
     [Snapshot] a_rewind_brings_back_contents_and_deletions,
     [Snapshot] a_rewind_brings_back_everything_about_files,
     [Snapshot] names_that_are_not_utf8_come_back,
-    [Snapshot] sparse_files_stay_sparse,
+    [Snapshot, SparseSnapshots] sparse_files_stay_sparse,
     [Snapshot] hard_links_come_back_as_one_file,
     [Snapshot] a_directory_that_was_replaced_comes_back,
     [Snapshot] files_outside_the_workspace_come_back,

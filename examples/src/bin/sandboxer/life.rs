@@ -1,0 +1,209 @@
+//! Making sandboxes, and what happens to them until they are removed.
+
+use clap::{Args, Subcommand, ValueEnum};
+use sandbox_core::{
+    Actor, BackendId, Consumer, CreateSandbox, Period, Root, Sandbox, SandboxStatus,
+};
+
+use crate::{
+    app::{App, Fail, usage},
+    output,
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make a sandbox; with --name, the one of that name if there is one.
+    ///
+    /// Prints its status when its guest has answered and its setup is done.
+    #[command(after_help = "Examples:
+  sandboxer create --profile profile.agent-dev --input repo=. --actor agt --project glas-harness
+  sandboxer create --name main --input repo=/src/app --ttl 2h")]
+    Create(Create),
+    /// End its processes and keep its files.
+    #[command(after_help = "Example:\n  sandboxer stop main")]
+    Stop(One),
+    /// Start it after a stop, with its files.
+    #[command(after_help = "Example:\n  sandboxer start main")]
+    Start(One),
+    /// Hold up its execution, in memory.
+    #[command(after_help = "Example:\n  sandboxer pause main")]
+    Pause(One),
+    /// Let it go on after a pause.
+    #[command(after_help = "Example:\n  sandboxer resume main")]
+    Resume(One),
+    /// Give it a fresh filesystem, as at first. Its snapshots are kept.
+    #[command(after_help = "Example:\n  sandboxer recreate main")]
+    Recreate(One),
+    /// Remove sandboxes. Their histories stay. Removing one twice is no error.
+    #[command(after_help = "Example:\n  sandboxer destroy main sbx_0198…")]
+    Destroy {
+        /// Ids or names.
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Let it end later. Never later than its profile's maximum.
+    #[command(after_help = "Example:\n  sandboxer extend-ttl main --duration 2h")]
+    ExtendTtl {
+        /// Id or name.
+        id: String,
+        /// By how much: a number and s, m, h or d.
+        #[arg(long)]
+        duration: Period,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct One {
+    /// Id or name.
+    id: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// The profile to begin with.
+    #[arg(long)]
+    profile: Option<String>,
+    /// What it is called.
+    #[arg(long)]
+    name: Option<String>,
+    /// On this backend, whatever the profile's route says.
+    #[arg(long)]
+    backend: Option<String>,
+    /// This container image. Backends without images are then out.
+    #[arg(long)]
+    image: Option<String>,
+    /// An input. `repo` is the directory that the workspace shows; setup commands find the others in
+    /// SANDBOX_INPUT_….
+    #[arg(long, value_name = "KEY=VALUE")]
+    input: Vec<String>,
+    /// Who asks: an administrator, an agent, or automation.
+    #[arg(long, value_enum, default_value = "adm")]
+    actor: ActorName,
+    /// For which project.
+    #[arg(long)]
+    project: Option<String>,
+    /// In which run of it.
+    #[arg(long)]
+    run_id: Option<String>,
+    /// On this host, for backends that have hosts.
+    #[arg(long)]
+    host: Option<String>,
+    /// How long it lives: a number and s, m, h or d; never longer than the profile's maximum.
+    #[arg(long)]
+    ttl: Option<Period>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ActorName {
+    Adm,
+    Agt,
+    Atm,
+}
+
+impl From<ActorName> for Actor {
+    fn from(name: ActorName) -> Self {
+        match name {
+            ActorName::Adm => Self::Admin,
+            ActorName::Agt => Self::Agent,
+            ActorName::Atm => Self::Automation,
+        }
+    }
+}
+
+pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
+    match command {
+        Command::Create(create) => make(app, create).await,
+        Command::Destroy { ids } => destroy(app, &ids).await,
+        Command::ExtendTtl { id, duration } => {
+            let sandbox = app.open(&id).await?;
+            sandbox.extend_ttl(duration.duration(), &app.sink()).await?;
+            show(&sandbox).await
+        }
+        Command::Stop(One { id }) => {
+            let sandbox = app.open(&id).await?;
+            sandbox.stop(&app.sink()).await?;
+            show(&sandbox).await
+        }
+        Command::Start(One { id }) => {
+            let sandbox = app.open(&id).await?;
+            sandbox.start(&app.sink()).await?;
+            show(&sandbox).await
+        }
+        Command::Pause(One { id }) => {
+            let sandbox = app.open(&id).await?;
+            sandbox.pause(&app.sink()).await?;
+            show(&sandbox).await
+        }
+        Command::Resume(One { id }) => {
+            let sandbox = app.open(&id).await?;
+            sandbox.resume(&app.sink()).await?;
+            show(&sandbox).await
+        }
+        Command::Recreate(One { id }) => {
+            let sandbox = app.open(&id).await?;
+            sandbox.recreate(&app.sink()).await?;
+            show(&sandbox).await
+        }
+    }
+}
+
+/// Prints a sandbox's status.
+pub(crate) async fn show(sandbox: &Sandbox) -> Result<u8, Fail> {
+    output::document(&sandbox.status().await?)
+}
+
+async fn make(app: &App, create: Create) -> Result<u8, Fail> {
+    let mut request = CreateSandbox { profile: create.profile, ..CreateSandbox::default() };
+    for input in create.input {
+        let Some((key, value)) = input.split_once('=') else {
+            return Err(usage(format!("--input {input:?} is not of the form KEY=VALUE")));
+        };
+        request = request.input(key, value);
+    }
+    if let Some(backend) = create.backend {
+        request = request.backend(BackendId::new(backend));
+    }
+    if let Some(image) = create.image {
+        request = request.root(Root::Image(image));
+    }
+    if let Some(host) = create.host {
+        request = request.host(host);
+    }
+    if let Some(ttl) = create.ttl {
+        request = request.ttl(ttl.duration());
+    }
+    let (actor, project, run_id) = (create.actor.into(), create.project, create.run_id);
+    request = request.consumer(Consumer { actor, project, run_id });
+    let manager = app.manager().await?;
+    let sink = app.sink();
+    let sandbox = match &create.name {
+        Some(name) => manager.acquire(name, request, &sink).await?,
+        None => manager.create(request, &sink).await?,
+    };
+    drop(sink);
+    show(&sandbox).await
+}
+
+/// Removes each of them, whatever happens to the others.
+async fn destroy(app: &App, ids: &[String]) -> Result<u8, Fail> {
+    let manager = app.manager().await?;
+    let sink = app.sink();
+    let (mut removed, mut failed) = (Vec::<SandboxStatus>::new(), Vec::new());
+    for id in ids {
+        let gone = async {
+            let sandbox = manager.open(id).await?;
+            sandbox.destroy(&sink).await?;
+            sandbox.status().await
+        };
+        match gone.await {
+            Ok(status) => removed.push(status),
+            Err(error) => failed.push(format!("{id}: {error}")),
+        }
+    }
+    drop(sink);
+    output::document(&removed)?;
+    match failed.is_empty() {
+        true => Ok(0),
+        false => Err(Fail::new(1, failed.join("; "))),
+    }
+}

@@ -1,0 +1,132 @@
+//! What goes on, told on standard error: a line that changes on a terminal, plain lines otherwise.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use indicatif::{ProgressBar, ProgressStyle};
+use sandbox_core::{Known, Progress, SandboxEvent, SinkError, TurnEventSink, TurnId};
+
+/// A sink that tells what a call does to a sandbox.
+#[derive(Debug)]
+pub(crate) struct ProgressSink {
+    turn: TurnId,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    Silent,
+    Lines,
+    Spinner(ProgressBar),
+}
+
+impl ProgressSink {
+    pub(crate) fn new(tell: bool, terminal: bool) -> Self {
+        let way = match (tell, terminal) {
+            (false, _) => Way::Silent,
+            (true, false) => Way::Lines,
+            (true, true) => Way::Spinner(ProgressBar::new_spinner()),
+        };
+        // Each call is a turn of its own.
+        let turn = TurnId::new(format!("sandboxer-{}", std::process::id()));
+        Self { turn, way }
+    }
+
+    /// Tells nothing, for calls whose output is the point.
+    pub(crate) fn silent() -> Self {
+        Self::new(false, false)
+    }
+
+    fn tell(&self, text: String) {
+        match &self.way {
+            Way::Silent => {}
+            Way::Lines => eprintln!("sandboxer: {text}"),
+            Way::Spinner(bar) => {
+                bar.enable_steady_tick(Duration::from_millis(100));
+                bar.set_message(text);
+            }
+        }
+    }
+}
+
+impl Drop for ProgressSink {
+    fn drop(&mut self) {
+        if let Way::Spinner(bar) = &self.way {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[async_trait]
+impl TurnEventSink for ProgressSink {
+    fn turn(&self) -> Option<TurnId> {
+        Some(self.turn.clone())
+    }
+
+    async fn emit(&self, event: &SandboxEvent) -> Result<(), SinkError> {
+        if let Some(text) = event.known().and_then(words) {
+            self.tell(text);
+        }
+        Ok(())
+    }
+}
+
+/// What is worth telling of an event.
+fn words(event: &Known) -> Option<String> {
+    Some(match event {
+        Known::Provisioning { backend, .. } => format!("making an instance on {backend}"),
+        Known::BackendFailed { backend, error } => format!("{backend} could not: {error}"),
+        Known::ProcessStarted { argv, .. } => format!("running {}", argv.join(" ")),
+        Known::SnapshotRequested { .. } => "taking a snapshot".into(),
+        Known::RewindRequested { snapshot, .. } => format!("rewinding to {snapshot}"),
+        Known::SnapshotDeleteRequested { snapshot } => format!("removing {snapshot}"),
+        Known::StopRequested => "stopping".into(),
+        Known::StartRequested => "starting".into(),
+        Known::Destroying => "removing the sandbox".into(),
+        Known::Expired { reason } => format!("expired: {reason}"),
+        Known::Lost { reason } => format!("lost: {reason}"),
+        Known::Recovered { what, .. } => format!("recovered: {what}"),
+        _ => return None,
+    })
+}
+
+/// Bytes on their way: a bar on a terminal, a line at the end otherwise.
+#[derive(Debug)]
+pub(crate) struct Bar {
+    tell: bool,
+    bar: Option<ProgressBar>,
+}
+
+impl Bar {
+    pub(crate) fn new(tell: bool, terminal: bool) -> Self {
+        let bar = (tell && terminal).then(|| {
+            let bar = ProgressBar::new_spinner();
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        Self { tell, bar }
+    }
+
+    /// So far.
+    pub(crate) fn set(&self, so_far: &Progress) {
+        let Some(bar) = &self.bar else { return };
+        if let Some(total) = so_far.total.filter(|_| bar.length().is_none()) {
+            bar.set_length(total);
+            let template = "{spinner} {msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+        }
+        bar.set_position(so_far.bytes);
+        bar.set_message(format!("{} files, {} bytes", so_far.files, so_far.bytes));
+    }
+
+    /// That was all.
+    pub(crate) fn end(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.finish_and_clear(),
+            None if self.tell => eprintln!("sandboxer: {text}"),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Small tools of the backend's own, each in a container that nothing else runs in.
+
+use std::time::Duration;
+
+use bollard::{
+    models::{ContainerCreateBody, HostConfig},
+    query_parameters::{
+        AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, StartContainerOptions,
+    },
+};
+use sandbox_core::{Error, ErrorKind, Result, SnapshotId};
+
+use crate::{
+    backend::Shared,
+    container::GUEST,
+    error::{asking, engine, failed, is_missing},
+    image,
+    instance::{self, Kind},
+    stream::Wire,
+};
+
+/// No tool takes longer, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Runs the guest program with these arguments in a container of its own, and returns what it wrote.
+pub(crate) async fn run(
+    shared: &Shared,
+    operation: &'static str,
+    image: &str,
+    arguments: &[&str],
+    host: HostConfig,
+    most: u64,
+) -> Result<Vec<u8>> {
+    let docker = shared.docker(operation).await?;
+    let unique = SnapshotId::new();
+    let name = format!("sandboxer-helper-{unique}");
+    let command = std::iter::once(GUEST).chain(arguments.iter().copied());
+    let body = ContainerCreateBody {
+        image: Some(image.to_owned()),
+        entrypoint: Some(command.map(str::to_owned).collect()),
+        cmd: Some(Vec::new()),
+        user: Some("0:0".to_owned()),
+        working_dir: Some("/".to_owned()),
+        attach_stdout: Some(true),
+        attach_stderr: Some(true),
+        labels: Some(instance::labels(&shared.settings.scope, Kind::Helper)),
+        host_config: Some(host),
+        ..Default::default()
+    };
+    let options = CreateContainerOptionsBuilder::default().name(&name).build();
+    docker.create_container(Some(options), body).await.map_err(|error| {
+        let missing = is_missing(&error);
+        let error = engine(operation, "make a container for a tool", error);
+        if missing { Error::new(ErrorKind::NotFound, operation, error.to_string()) } else { error }
+    })?;
+    let ran = tokio::time::timeout(PATIENCE, output(shared, operation, &name, most)).await;
+    image::remove(shared, &name).await;
+    ran.unwrap_or_else(|_| {
+        let message = format!("a tool did not end within {} s", PATIENCE.as_secs());
+        Err(Error::new(ErrorKind::Timeout, operation, message))
+    })
+}
+
+async fn output(
+    shared: &Shared,
+    operation: &'static str,
+    container: &str,
+    most: u64,
+) -> Result<Vec<u8>> {
+    let docker = shared.docker(operation).await?;
+    let options =
+        AttachContainerOptionsBuilder::default().stream(true).stdout(true).stderr(true).build();
+    let attached = docker
+        .attach_container(container, Some(options))
+        .await
+        .map_err(asking(operation, "attach to a tool"))?;
+    docker
+        .start_container(container, None::<StartContainerOptions>)
+        .await
+        .map_err(asking(operation, "start a tool"))?;
+    let (output, words) = Wire::new(attached.output, attached.input)
+        .read_to_end(most.saturating_add(1))
+        .await
+        .map_err(|error| Error::io(operation, "what a tool says", error))?;
+    if !words.is_empty() {
+        return Err(failed(operation, words));
+    }
+    if output.len() as u64 > most {
+        let message = format!("a tool has more to say than {most} bytes");
+        return Err(Error::new(ErrorKind::LimitExceeded, operation, message));
+    }
+    Ok(output)
+}

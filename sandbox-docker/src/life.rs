@@ -1,0 +1,247 @@
+//! What becomes of a container once it is made.
+
+use std::{collections::HashMap, time::Duration};
+
+use bollard::{
+    models::{ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummaryStateEnum},
+    query_parameters::{
+        InspectContainerOptions, InspectContainerOptionsBuilder, ListContainersOptionsBuilder,
+        RemoveContainerOptionsBuilder, StatsOptionsBuilder, StopContainerOptionsBuilder,
+    },
+};
+use futures::TryStreamExt;
+use sandbox_core::{
+    ContainerReach, Error, ErrorKind, Found, Instance, InstanceState, Reachability, Result, Usage,
+};
+
+use crate::{
+    backend::Shared,
+    container::{OWN_THREADS, WORKSPACE},
+    error::{asking, is_conflict, is_missing, lost},
+    instance::{self, Data, SCOPE},
+    snapshot,
+};
+
+/// How long the engine may take to be done with a removal that somebody else began.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A container, as the engine sees it; `None` if there is none.
+pub(crate) async fn look(
+    shared: &Shared,
+    operation: &'static str,
+    container: &str,
+) -> Result<Option<ContainerInspectResponse>> {
+    let docker = shared.docker(operation).await?;
+    match docker.inspect_container(container, None::<InspectContainerOptions>).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(asking(operation, "look at the container")(error)),
+    }
+}
+
+fn state_of(found: &ContainerInspectResponse) -> InstanceState {
+    match found.state.as_ref().and_then(|state| state.status) {
+        Some(ContainerStateStatusEnum::RUNNING | ContainerStateStatusEnum::RESTARTING) => {
+            InstanceState::Running
+        }
+        Some(ContainerStateStatusEnum::PAUSED) => InstanceState::Paused,
+        Some(ContainerStateStatusEnum::REMOVING) => InstanceState::Gone,
+        _ => InstanceState::Stopped,
+    }
+}
+
+/// How an instance is.
+pub(crate) async fn inspect(shared: &Shared, instance: &Instance) -> Result<InstanceState> {
+    let data = Data::of(instance)?;
+    let found = look(shared, "inspect", &data.container).await?;
+    Ok(found.as_ref().map_or(InstanceState::Gone, state_of))
+}
+
+/// How a container that does not run came to its end, to be put behind a message.
+pub(crate) async fn describe_end(shared: &Shared, container: &str) -> String {
+    let Ok(Some(found)) = look(shared, "inspect", container).await else { return String::new() };
+    let Some(state) = found.state else { return String::new() };
+    let mut said = String::new();
+    if state.oom_killed == Some(true) {
+        said += "; the kernel killed it for want of memory";
+    }
+    if let Some(code) = state.exit_code {
+        said += &format!("; its exit code is {code}");
+    }
+    if let Some(error) = state.error.filter(|error| !error.is_empty()) {
+        said += &format!("; the engine says: {error}");
+    }
+    said
+}
+
+/// The environment that a container's image asks for.
+pub(crate) async fn image_environment(shared: &Shared, container: &str) -> Result<Vec<String>> {
+    let found = look(shared, "start", container).await?;
+    Ok(found.and_then(|found| found.config).and_then(|config| config.env).unwrap_or_default())
+}
+
+pub(crate) fn refuse_borrowed(operation: &'static str, data: &Data) -> Result<()> {
+    if data.borrowed {
+        let message =
+            "the container is borrowed: it was attached to, and only its owner may do this";
+        return Err(Error::new(ErrorKind::NotOwned, operation, message));
+    }
+    Ok(())
+}
+
+/// How someone else gets in.
+pub(crate) async fn reachability(shared: &Shared, instance: &Instance) -> Result<Reachability> {
+    const OPERATION: &str = "reachability";
+    let data = Data::of(instance)?;
+    let found = look(shared, OPERATION, &data.container).await?;
+    let Some(found) = found.filter(|found| state_of(found) == InstanceState::Running) else {
+        return Err(lost(OPERATION, "the container does not run"));
+    };
+    let workspace = if data.borrowed { "/" } else { WORKSPACE };
+    let mut reach = ContainerReach::new(found.id.unwrap_or(data.container), workspace);
+    reach.engine = shared.endpoint.host();
+    if !data.borrowed {
+        let user = shared.settings.user;
+        reach.user = Some((user.uid, user.gid));
+    }
+    Ok(Reachability::Container(reach))
+}
+
+/// What only the engine knows of what an instance uses and may use.
+pub(crate) async fn usage(shared: &Shared, instance: &Instance) -> Result<Usage> {
+    const OPERATION: &str = "usage";
+    let data = Data::of(instance)?;
+    let docker = shared.docker(OPERATION).await?;
+    let options = InspectContainerOptionsBuilder::default().size(true).build();
+    let found = match docker.inspect_container(&data.container, Some(options)).await {
+        Ok(found) => found,
+        Err(error) if is_missing(&error) => return Err(lost(OPERATION, "the container is gone")),
+        Err(error) => return Err(asking(OPERATION, "look at the container")(error)),
+    };
+    let positive =
+        |number: Option<i64>| number.and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+    let mut usage = Usage::default();
+    usage.disk = found.size_rw.and_then(|size| u64::try_from(size).ok());
+    if let Some(host) = &found.host_config {
+        usage.memory_limit = positive(host.memory);
+        usage.pids_limit = positive(host.pids_limit).map(|limit| limit - OWN_THREADS.min(limit));
+    }
+    if state_of(&found) == InstanceState::Running {
+        let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
+        let mut stats = Box::pin(docker.stats(&data.container, Some(options)));
+        if let Ok(Some(now)) = stats.try_next().await {
+            usage.memory_peak = now.memory_stats.and_then(|memory| memory.max_usage);
+        }
+    }
+    Ok(usage)
+}
+
+pub(crate) async fn pause(shared: &Shared, instance: &Instance) -> Result<()> {
+    const OPERATION: &str = "pause";
+    let data = Data::of(instance)?;
+    refuse_borrowed(OPERATION, &data)?;
+    match inspect(shared, instance).await? {
+        InstanceState::Paused => return Ok(()),
+        InstanceState::Running => {}
+        _ => return Err(lost(OPERATION, "the container does not run")),
+    }
+    let docker = shared.docker(OPERATION).await?;
+    docker.pause_container(&data.container).await.map_err(asking(OPERATION, "pause the container"))
+}
+
+pub(crate) async fn resume(shared: &Shared, instance: &Instance) -> Result<()> {
+    const OPERATION: &str = "resume";
+    let data = Data::of(instance)?;
+    refuse_borrowed(OPERATION, &data)?;
+    match inspect(shared, instance).await? {
+        InstanceState::Running => return Ok(()),
+        InstanceState::Paused => {}
+        _ => return Err(lost(OPERATION, "the container does not run")),
+    }
+    let docker = shared.docker(OPERATION).await?;
+    let resumed = docker.unpause_container(&data.container).await;
+    resumed.map_err(asking(OPERATION, "resume the container"))
+}
+
+/// Ends what runs in a container; its files stay. Idempotent.
+pub(crate) async fn stop(shared: &Shared, instance: &Instance) -> Result<()> {
+    const OPERATION: &str = "stop";
+    let data = Data::of(instance)?;
+    refuse_borrowed(OPERATION, &data)?;
+    drop(shared.take_first(&instance.id));
+    let docker = shared.docker(OPERATION).await?;
+    if inspect(shared, instance).await? == InstanceState::Paused {
+        // What is paused cannot end.
+        let resumed = docker.unpause_container(&data.container).await;
+        match resumed {
+            Err(error) if !is_missing(&error) && !is_conflict(&error) => {
+                return Err(asking(OPERATION, "resume the container")(error));
+            }
+            _ => {}
+        }
+    }
+    let options = StopContainerOptionsBuilder::default().signal("KILL").t(0).build();
+    match docker.stop_container(&data.container, Some(options)).await {
+        Err(error) if !is_missing(&error) => Err(asking(OPERATION, "stop the container")(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a container and what only it needed. Idempotent.
+pub(crate) async fn teardown(shared: &Shared, instance: &Instance) -> Result<()> {
+    const OPERATION: &str = "teardown";
+    drop(shared.take_first(&instance.id));
+    let data = Data::of(instance)?;
+    if data.borrowed {
+        return crate::attach::detach(shared, instance, &data).await;
+    }
+    let docker = shared.docker(OPERATION).await?;
+    let begin = tokio::time::Instant::now();
+    loop {
+        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+        match docker.remove_container(&data.container, Some(options)).await {
+            Ok(()) => break,
+            Err(error) if is_missing(&error) => break,
+            // Somebody else is removing it.
+            Err(error) if is_conflict(&error) && begin.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => {
+                let what = format!("remove the container {}", data.container);
+                return Err(asking(OPERATION, what)(error));
+            }
+        }
+    }
+    snapshot::sweep(shared).await;
+    Ok(())
+}
+
+/// Every instance of this scope.
+pub(crate) async fn inventory(shared: &Shared) -> Result<Vec<Found>> {
+    const OPERATION: &str = "inventory";
+    let docker = shared.docker(OPERATION).await?;
+    let scope = format!("{SCOPE}={}", shared.settings.scope);
+    let options = ListContainersOptionsBuilder::default()
+        .all(true)
+        .filters(&HashMap::from([("label", vec![scope])]))
+        .build();
+    let listed = docker
+        .list_containers(Some(options))
+        .await
+        .map_err(asking(OPERATION, "list the containers"))?;
+    let found = listed.into_iter().filter_map(|container| {
+        let state = match container.state? {
+            ContainerSummaryStateEnum::RUNNING | ContainerSummaryStateEnum::RESTARTING => {
+                InstanceState::Running
+            }
+            ContainerSummaryStateEnum::PAUSED => InstanceState::Paused,
+            ContainerSummaryStateEnum::REMOVING => return None,
+            _ => InstanceState::Stopped,
+        };
+        let names = container.names.unwrap_or_default();
+        let labels = container.labels.unwrap_or_default();
+        let created = container.created.unwrap_or_default();
+        instance::found(&container.id?, &names, &labels, state, created)
+    });
+    Ok(found.collect())
+}

@@ -1,0 +1,155 @@
+//! Finding images, and getting those that are missing.
+
+use std::{fmt, sync::Arc};
+
+use bollard::{models::ImageInspect, query_parameters::CreateImageOptionsBuilder};
+use futures::TryStreamExt;
+use sandbox_core::{Error, ErrorKind, Result};
+
+use crate::{
+    auth,
+    backend::Shared,
+    error::{asking, engine, is_missing},
+};
+
+const OPERATION: &str = "provision";
+
+/// When an image is fetched from its registry.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PullPolicy {
+    /// Never: a missing image is an error.
+    Never,
+    /// When the engine does not have it.
+    #[default]
+    IfMissing,
+    /// Each time a sandbox is made from it, so that it is the newest.
+    Always,
+}
+
+/// How far the fetching of an image is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PullProgress {
+    /// The image.
+    pub image: String,
+    /// The layer, where it is about one.
+    pub layer: Option<String>,
+    /// What the engine does, in its words.
+    pub status: String,
+    /// How much of that is done, in bytes.
+    pub done: Option<u64>,
+    /// Of how much.
+    pub total: Option<u64>,
+}
+
+/// What is told of progress.
+#[derive(Clone)]
+pub(crate) struct Watcher(pub(crate) Arc<dyn Fn(&PullProgress) + Send + Sync>);
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
+    }
+}
+
+/// An image of this name or id, fetched if the policy says so.
+pub(crate) async fn find(shared: &Shared, name: &str) -> Result<ImageInspect> {
+    let docker = shared.docker(OPERATION).await?;
+    // What is named by its content cannot be newer elsewhere.
+    let fixed = name.starts_with("sha256:");
+    let fetched = shared.pull == PullPolicy::Always && !fixed;
+    if fetched {
+        fetch(shared, name).await?;
+    }
+    match docker.inspect_image(name).await {
+        Err(error) if is_missing(&error) => {
+            if fetched || fixed || shared.pull == PullPolicy::Never {
+                let message = format!(
+                    "the container engine has no image {name}{}",
+                    if shared.pull == PullPolicy::Never {
+                        ", and the backend was told never to pull one: `docker pull` it first"
+                    } else {
+                        ""
+                    }
+                );
+                return Err(Error::new(ErrorKind::NotFound, OPERATION, message));
+            }
+            fetch(shared, name).await?;
+            docker.inspect_image(name).await.map_err(asking(OPERATION, format!("the image {name}")))
+        }
+        found => found.map_err(asking(OPERATION, format!("the image {name}"))),
+    }
+}
+
+async fn fetch(shared: &Shared, name: &str) -> Result<()> {
+    let docker = shared.docker(OPERATION).await?;
+    let credentials = auth::for_image(&shared.docker_config, name).await?;
+    let (repository, tag) = split(name);
+    let options = CreateImageOptionsBuilder::default().from_image(repository).tag(tag).build();
+    let mut stream = Box::pin(docker.create_image(Some(options), None, credentials));
+    loop {
+        let step = match stream.try_next().await {
+            Ok(Some(step)) => step,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                let what = format!(
+                    "the image {name} is not here and cannot be pulled; is its name right, and may you \
+                     pull it (`docker login`)?"
+                );
+                let error = engine(OPERATION, what, error);
+                // Whatever the registry calls it: there is no such image to be had.
+                let kind = match error.kind() {
+                    ErrorKind::Unavailable | ErrorKind::Timeout => return Err(error),
+                    ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+                    _ => ErrorKind::NotFound,
+                };
+                let message = error.to_string();
+                return Err(Error::new(kind, OPERATION, message).with_source(error));
+            }
+        };
+        let detail = step.progress_detail.unwrap_or_default();
+        let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
+        let progress = PullProgress {
+            image: name.to_owned(),
+            layer: step.id,
+            status: step.status.unwrap_or_default(),
+            done: number(detail.current),
+            total: number(detail.total),
+        };
+        tracing::debug!(?progress, "pulling");
+        if let Some(watcher) = &shared.watcher {
+            (watcher.0)(&progress);
+        }
+    }
+}
+
+/// A name's repository, and its tag or digest; without one, the newest is meant, and not all there are.
+fn split(name: &str) -> (&str, &str) {
+    if let Some((repository, digest)) = name.split_once('@') {
+        return (repository, digest);
+    }
+    match name.rsplit_once(':') {
+        // A colon before a slash is a registry's port.
+        Some((repository, tag)) if !tag.contains('/') => (repository, tag),
+        _ => (name, "latest"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_split() {
+        for (name, expected) in [
+            ("alpine", ("alpine", "latest")),
+            ("alpine:3", ("alpine", "3")),
+            ("host:5000/a/b", ("host:5000/a/b", "latest")),
+            ("host:5000/a/b:1", ("host:5000/a/b", "1")),
+            ("a@sha256:00", ("a", "sha256:00")),
+        ] {
+            assert_eq!(split(name), expected, "{name}");
+        }
+    }
+}

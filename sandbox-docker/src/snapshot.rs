@@ -1,0 +1,252 @@
+//! Snapshots: images that the engine keeps, each a layer on what its container was made from.
+
+use std::collections::HashMap;
+
+use bollard::{
+    models::{ContainerConfig, ImageInspect},
+    query_parameters::{
+        CommitContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder,
+        RemoveImageOptionsBuilder, TagImageOptionsBuilder,
+    },
+};
+use sandbox_core::{
+    BackendId, Error, ErrorKind, Result, SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    backend::Shared,
+    error::{ID, asking, failed, is_conflict, is_missing, lost},
+    flatten,
+    image::{self, PREPARED, Prepared},
+    instance::{self, Data, Kind, SCOPE},
+    life,
+};
+
+/// Where snapshots are.
+pub(crate) const SNAPSHOT: &str = "sandboxer/snapshot";
+/// Where those are that were deleted while something still builds on them.
+pub(crate) const KEPT: &str = "sandboxer/kept";
+
+/// What the backend needs to find a snapshot again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Image {
+    pub(crate) image: String,
+}
+
+impl Image {
+    pub(crate) fn of(snapshot: &SnapshotData) -> Result<Self> {
+        serde_json::from_value(snapshot.data.clone()).map_err(|error| {
+            failed("find the snapshot", "its history does not say which image it is")
+                .with_source(error)
+        })
+    }
+}
+
+fn tag(id: &SnapshotId) -> String {
+    id.to_string()
+}
+
+/// Takes a snapshot; what was begun with the same ids is finished.
+pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<SnapshotTaken> {
+    const OPERATION: &str = "snapshot";
+    let data = Data::of(&request.instance)?;
+    life::refuse_borrowed(OPERATION, &data)?;
+    if shared.settings.read_only_root {
+        let message = "with a read-only root all that a sandbox writes is in volumes, which a snapshot \
+                       does not cover";
+        return Err(Error::unsupported(OPERATION, message));
+    }
+    let tag = tag(&request.snapshot);
+    let image = format!("{SNAPSHOT}:{tag}");
+    if find(shared, OPERATION, &image).await?.is_none() {
+        commit(shared, OPERATION, &data.container, (SNAPSHOT, &tag), Kind::Snapshot).await?;
+    }
+    let found = find(shared, OPERATION, &image).await?;
+    let found = found.ok_or_else(|| failed(OPERATION, "somebody removed it at once"))?;
+    flatten::if_deep(shared, &image, &found).await?;
+    let data = SnapshotData {
+        id: request.snapshot.clone(),
+        backend: BackendId::new(ID),
+        size: None,
+        data: serde_json::to_value(Image { image }).unwrap_or_default(),
+    };
+    Ok(SnapshotTaken { data, successor: None })
+}
+
+/// Keeps a container's files as an image of this name.
+pub(crate) async fn commit(
+    shared: &Shared,
+    operation: &'static str,
+    container: &str,
+    (repository, tag): (&str, &str),
+    kind: Kind,
+) -> Result<()> {
+    let docker = shared.docker(operation).await?;
+    let options = CommitContainerOptionsBuilder::default()
+        .container(container)
+        .repo(repository)
+        .tag(tag)
+        .pause(true)
+        .build();
+    let labels = instance::labels(&shared.settings.scope, kind);
+    let config = ContainerConfig { labels: Some(labels), ..Default::default() };
+    match docker.commit_container(options, config).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_missing(&error) => Err(lost(operation, "the container is gone")),
+        Err(error) => Err(asking(operation, "keep the container's files as an image")(error)),
+    }
+}
+
+/// An image, if it is there.
+pub(crate) async fn find(
+    shared: &Shared,
+    operation: &'static str,
+    image: &str,
+) -> Result<Option<ImageInspect>> {
+    let docker = shared.docker(operation).await?;
+    match docker.inspect_image(image).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(asking(operation, format!("the image {image}"))(error)),
+    }
+}
+
+/// A snapshot's image, with this release's guest in it.
+pub(crate) async fn image_of(shared: &Shared, snapshot: &SnapshotData) -> Result<Prepared> {
+    const OPERATION: &str = "provision";
+    let Image { image } = Image::of(snapshot)?;
+    match find(shared, OPERATION, &image).await? {
+        Some(found) => image::prepare(shared, &image, &found).await,
+        None => Err(gone(OPERATION, snapshot)),
+    }
+}
+
+/// How much a snapshot adds to the one below it.
+pub(crate) async fn size(shared: &Shared, snapshot: &SnapshotData) -> Result<u64> {
+    const OPERATION: &str = "measure the snapshot";
+    let docker = shared.docker(OPERATION).await?;
+    let Image { image } = Image::of(snapshot)?;
+    match docker.image_history(&image).await {
+        Ok(history) => {
+            let newest = history.first().map_or(0, |layer| layer.size);
+            Ok(u64::try_from(newest).unwrap_or(0))
+        }
+        Err(error) if is_missing(&error) => Err(gone(OPERATION, snapshot)),
+        Err(error) => Err(asking(OPERATION, format!("the image {image}"))(error)),
+    }
+}
+
+pub(crate) fn gone(operation: &'static str, snapshot: &SnapshotData) -> Error {
+    let message = format!("the image of the snapshot {} is gone", snapshot.id);
+    Error::new(ErrorKind::NotFound, operation, message)
+}
+
+/// Removes a snapshot. One that a container or another snapshot builds on gets another name, and goes
+/// when the last of them does.
+pub(crate) async fn delete(shared: &Shared, snapshot: &SnapshotData) -> Result<()> {
+    const OPERATION: &str = "delete snapshot";
+    let docker = shared.docker(OPERATION).await?;
+    let Image { image } = Image::of(snapshot)?;
+    let Some(found) = find(shared, OPERATION, &image).await? else { return Ok(()) };
+    if is_needed(shared, OPERATION, &found).await? {
+        let options = TagImageOptionsBuilder::default().repo(KEPT).tag(&tag(&snapshot.id)).build();
+        docker
+            .tag_image(&image, Some(options))
+            .await
+            .map_err(asking(OPERATION, format!("keep {image} for what builds on it")))?;
+    }
+    // With another name this takes the name away; without one, the image.
+    let options = RemoveImageOptionsBuilder::default().build();
+    match docker.remove_image(&image, Some(options), None).await {
+        Err(error) if !is_missing(&error) => {
+            Err(asking(OPERATION, format!("remove the image {image}"))(error))
+        }
+        _ => {
+            sweep(shared).await;
+            Ok(())
+        }
+    }
+}
+
+/// Whether a container or another image builds on this one.
+async fn is_needed(shared: &Shared, operation: &'static str, image: &ImageInspect) -> Result<bool> {
+    let docker = shared.docker(operation).await?;
+    let id = image.id.clone().unwrap_or_default();
+    let options = ListContainersOptionsBuilder::default()
+        .all(true)
+        .filters(&HashMap::from([("ancestor", vec![id.clone()])]))
+        .build();
+    let containers = docker
+        .list_containers(Some(options))
+        .await
+        .map_err(asking(operation, "list the containers"))?;
+    if !containers.is_empty() {
+        return Ok(true);
+    }
+    let options = ListImagesOptionsBuilder::default().all(true).build();
+    let images =
+        docker.list_images(Some(options)).await.map_err(asking(operation, "list the images"))?;
+    Ok(images.iter().any(|other| other.parent_id == id))
+}
+
+/// Removes what was kept for something that is gone now. Another process may be about to build on it:
+/// then the engine refuses, and so it stays.
+pub(crate) async fn sweep(shared: &Shared) {
+    const OPERATION: &str = "clean up";
+    let Ok(docker) = shared.docker(OPERATION).await else { return };
+    let scope = format!("{SCOPE}={}", shared.settings.scope);
+    loop {
+        let filters =
+            HashMap::from([("reference", vec![KEPT.to_owned()]), ("label", vec![scope.clone()])]);
+        let options = ListImagesOptionsBuilder::default().filters(&filters).build();
+        let Ok(kept) = docker.list_images(Some(options)).await else { return };
+        let mut removed = 0;
+        for image in kept {
+            let Ok(Some(found)) = find(shared, OPERATION, &image.id).await else { continue };
+            if is_needed(shared, OPERATION, &found).await.unwrap_or(true) {
+                continue;
+            }
+            for name in image.repo_tags.iter().filter(|name| name.contains(KEPT)) {
+                let options = RemoveImageOptionsBuilder::default().build();
+                match docker.remove_image(name, Some(options), None).await {
+                    Ok(_) => removed += 1,
+                    Err(error) if is_missing(&error) || is_conflict(&error) => {}
+                    Err(error) => tracing::warn!(%error, name, "an image is left over"),
+                }
+            }
+        }
+        // What one was built on may have become free.
+        if removed == 0 {
+            return;
+        }
+    }
+}
+
+/// Removes the prepared images that nothing uses.
+pub(crate) async fn remove_prepared(shared: &Shared) -> Result<usize> {
+    const OPERATION: &str = "remove prepared images";
+    let docker = shared.docker(OPERATION).await?;
+    let filters = HashMap::from([("reference", vec![PREPARED.to_owned()])]);
+    let options = ListImagesOptionsBuilder::default().filters(&filters).build();
+    let images =
+        docker.list_images(Some(options)).await.map_err(asking(OPERATION, "list the images"))?;
+    let mut removed = 0;
+    for image in images {
+        let Some(found) = find(shared, OPERATION, &image.id).await? else { continue };
+        if is_needed(shared, OPERATION, &found).await? {
+            continue;
+        }
+        for name in image.repo_tags.iter().filter(|name| name.contains(PREPARED)) {
+            shared.forget(name);
+            let options = RemoveImageOptionsBuilder::default().build();
+            match docker.remove_image(name, Some(options), None).await {
+                Ok(_) => removed += 1,
+                // Somebody is using it since.
+                Err(error) if is_missing(&error) || is_conflict(&error) => {}
+                Err(error) => return Err(asking(OPERATION, format!("remove {name}"))(error)),
+            }
+        }
+    }
+    Ok(removed)
+}

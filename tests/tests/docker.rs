@@ -1,0 +1,34 @@
+//! The conformance suite on Docker, with the engine and the image that `scripts/containers` provides.
+
+use std::{
+    process::ExitCode,
+    sync::{Arc, OnceLock},
+};
+
+use sandbox_conformance::{Subject, main as run};
+use sandbox_core::Result;
+use sandbox_docker::{DockerBackend, PullPolicy};
+
+fn main() -> ExitCode {
+    let mut subjects = Vec::new();
+    for (name, variable) in [("docker", "SANDBOX_DOCKER_HOST"), ("podman", "SANDBOX_PODMAN_HOST")] {
+        let host = std::env::var(variable);
+        match (host, std::env::var("SANDBOX_TEST_IMAGE")) {
+            (Ok(host), Ok(image)) => subjects.push(subject(name, host, image)),
+            _ => sandbox_conformance::left_out(name, &format!("{variable} is not set")),
+        }
+    }
+    run(subjects)
+}
+
+fn subject(name: &str, host: String, image: String) -> Subject {
+    // What an engine enforces is found out once; each case has a scope of its own.
+    let backend: OnceLock<Result<DockerBackend>> = OnceLock::new();
+    Subject::new(name, move |state| {
+        let first = backend.get_or_init(|| {
+            DockerBackend::builder().host(&host).image(&image).pull(PullPolicy::Never).build()
+        });
+        let scope = state.to_string_lossy().replace('/', "-");
+        Ok(Arc::new(first.clone()?.in_scope(scope.trim_start_matches('-'))))
+    })
+}
