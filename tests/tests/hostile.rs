@@ -161,6 +161,9 @@ struct Scene {
 /// What a harness may ask of a sandbox.
 const OPERATIONS: usize = 12;
 
+/// The one that reads a file into memory.
+const READ: usize = 5;
+
 impl Scene {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -193,7 +196,7 @@ impl Scene {
             2 => sandbox.processes().await.map(drop),
             3 => sandbox.stats().await.map(drop),
             4 => sandbox.shell(ShellOptions::new(), sink).await?.run("true", sink).await.map(drop),
-            5 => files.read("x").await.map(drop),
+            READ => files.read("x").await.map(drop),
             6 => files.list("x").await.map(drop),
             7 => files.metadata("x").await.map(drop),
             8 => files.write("x", vec![0; 100_000], sink).await,
@@ -262,8 +265,14 @@ fn data(channel: Channel, length: usize) -> Vec<u8> {
 
 /// What an honest guest may answer, to some question.
 fn answers() -> Vec<Vec<u8>> {
-    let started =
-        Started { process: "prc_of_another".into(), pid: 1, stdout: 0, stderr: 0, stdin: 0 };
+    let started = Started {
+        process: "prc_of_another".into(),
+        pid: 1,
+        stdout: 0,
+        stderr: 0,
+        stdin: 0,
+        taken: 0,
+    };
     let exit = ProcessExit {
         status: ExitStatus::Exited(0),
         stdout: 1 << 60,
@@ -369,8 +378,12 @@ fn floods_have_an_end() {
     on_a_clock(async |scene| {
         for answer in answers() {
             for operation in 0..OPERATIONS {
-                // Some hundred megabytes, or a hundred thousand messages.
-                let times = if answer.len() > 1000 { 2000 } else { 100_000 };
+                // More than may be read into memory, and more messages than anybody has to say.
+                let times = match (operation, answer.len() > 1000) {
+                    (READ, true) => 1500,
+                    (_, true) => 100,
+                    _ => 1000,
+                };
                 let script = Script {
                     greets: true,
                     answer: answer.clone(),
@@ -390,7 +403,7 @@ fn any_sequence_of_answers_ends() {
         std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
     };
     let config = ProptestConfig {
-        cases: number("SANDBOX_FUZZ_CASES", 300) as u32,
+        cases: number("SANDBOX_FUZZ_CASES", 200) as u32,
         rng_seed: RngSeed::Fixed(number("SANDBOX_FUZZ_SEED", 1)),
         failure_persistence: None,
         max_shrink_iters: 200,

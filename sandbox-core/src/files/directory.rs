@@ -108,7 +108,7 @@ impl ReadDir {
         while self.entries.is_empty()
             && let Some(mut stream) = self.stream.take()
         {
-            let next = guest::response(&mut stream).await;
+            let next = guest::in_time(guest::response(&mut stream)).await;
             match next.map_err(|error| error.with_sandbox(&self.sandbox))? {
                 Response::Entries(entries) => {
                     self.entries = entries.into();

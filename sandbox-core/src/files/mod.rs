@@ -18,7 +18,7 @@ use sandbox_guest::{
     Bytes, FileInfo, FileRequest, Input, Request, Response,
     frame::{self, Channel, Frame},
 };
-use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio::io::AsyncRead;
 
 pub use directory::{DirEntry, LIST_LIMIT, ReadDir};
 pub use stream::FileReader;
@@ -26,6 +26,8 @@ pub use transfer_options::{
     DownloadOptions, Existing, OutsideLinks, Progress, Transferred, UploadOptions,
 };
 pub use watch::{FileEvent, FileWatch};
+
+use self::transfer::moving;
 
 use crate::{
     Error, ErrorKind, Known, Result, TurnEventSink,
@@ -347,13 +349,14 @@ impl Files {
         let link = self.shared.link(&self.inner).await?;
         let request = FileRequest::Read { path: wire(path), offset, length: Some(length) };
         let mut stream = link.open(Request::File(request)).await?;
-        let info = match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
+        let first = guest::in_time(guest::response(&mut stream)).await;
+        let info = match first.map_err(|e| self.about(e))? {
             Response::File(info) => info,
             other => return Err(guest::unexpected(&other)),
         };
         let mut contents = Vec::with_capacity(info.size.min(length).min(1024 * 1024) as usize);
         loop {
-            match next_frame(&mut stream).await? {
+            match moving("read", next_frame(&mut stream)).await?? {
                 Frame::Data(Channel::Out, bytes) => contents.extend_from_slice(&bytes),
                 Frame::Data(..) => return Err(protocol("data of another channel")),
                 Frame::Message(payload) => match decode(&payload)? {
@@ -385,14 +388,22 @@ impl Files {
 async fn send_file(link: &Link, request: FileRequest, contents: &[u8]) -> Result<()> {
     let mut stream = link.open(Request::File(request)).await?;
     let sent = async {
-        frame::write_data(&mut stream, Channel::In, contents).await?;
-        frame::write_message(&mut stream, &Input::End).await?;
-        stream.flush().await
+        for piece in contents.chunks(frame::MAX_DATA) {
+            let written = frame::write_data(&mut stream, Channel::In, piece);
+            moving("write", written).await?.map_err(guest::broken)?;
+        }
+        let end = frame::write_message(&mut stream, &Input::End);
+        moving("write", end).await?.map_err(guest::broken)
     };
     // A guest that refuses says why, and does not wait for all of it.
-    let sent = sent.await;
-    match guest::response(&mut stream).await {
-        Ok(Response::Done(_)) => sent.map_err(guest::broken),
+    let sent: Result<()> = sent.await;
+    if let Err(error) = &sent
+        && error.kind() == ErrorKind::Timeout
+    {
+        return sent;
+    }
+    match moving("write", guest::response(&mut stream)).await? {
+        Ok(Response::Done(_)) => sent,
         Ok(other) => Err(guest::unexpected(&other)),
         Err(error) => Err(error),
     }
