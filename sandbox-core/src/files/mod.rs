@@ -18,7 +18,7 @@ use sandbox_guest::{
     Bytes, FileInfo, FileRequest, Input, Request, Response,
     frame::{self, Channel, Frame},
 };
-use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio::io::AsyncRead;
 
 pub use directory::{DirEntry, LIST_LIMIT, ReadDir};
 pub use stream::FileReader;
@@ -27,6 +27,8 @@ pub use transfer_options::{
     DownloadOptions, Existing, OutsideLinks, Progress, Transferred, UploadOptions,
 };
 pub use watch::{FileEvent, FileWatch};
+
+use self::transfer::moving;
 
 use crate::{
     Error, ErrorKind, Known, Result, TurnEventSink,
