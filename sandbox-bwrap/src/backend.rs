@@ -53,6 +53,10 @@ impl SandboxBackend for BwrapBackend {
         self.host.provision(request).await
     }
 
+    async fn attach(&self, external: &str, request: &Provision) -> Result<Instance> {
+        self.host.attach(external, request).await
+    }
+
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
         self.host.connect(instance).await
     }

@@ -49,6 +49,16 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
     /// cannot be reached now.
     async fn connect(&self, instance: &Instance) -> Result<GuestStream>;
 
+    /// Brings a guest into a place that somebody else made and that this backend can find by this name,
+    /// beside what runs there. The place is borrowed: it is never stopped, snapshotted or removed, and
+    /// [`teardown`](Self::teardown) takes out only what was brought in.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` where there is nothing like that, `NotFound` if it is not there. After an error nothing
+    /// is left in it.
+    async fn attach(&self, external: &str, request: &Provision) -> Result<Instance>;
+
     /// How the instance is.
     ///
     /// # Errors

@@ -89,6 +89,17 @@ pub enum Known {
         #[serde(default)]
         expires_at: Option<Timestamp>,
     },
+    /// The guest was brought into a place that somebody else made, which is borrowed.
+    Attached {
+        /// What the backend calls that place.
+        external: String,
+        /// Through this instance.
+        instance: Instance,
+        /// How someone else gets in.
+        reachability: Option<Reachability>,
+    },
+    /// The guest has left a borrowed place, which is as it was before.
+    Detached,
     /// It is about to be stopped.
     StopRequested,
     /// It was stopped: its processes have ended, its files are there.
@@ -312,6 +323,8 @@ const KNOWN: &[&str] = &[
     "lost",
     "recovered",
     "destroying",
+    "attached",
+    "detached",
     "destroyed",
     "failed",
 ];

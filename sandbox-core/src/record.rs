@@ -68,6 +68,8 @@ pub(crate) struct Record {
     pub(crate) updated_at: Timestamp,
     pub(crate) ready_at: Option<Timestamp>,
     pub(crate) expires_at: Option<Timestamp>,
+    /// Its place is somebody else's: see [`Known::Attached`].
+    pub(crate) borrowed: bool,
     /// What was begun and is not known to have ended.
     pub(crate) open: Option<Intent>,
     /// The `seq` of the record since which the present guest runs: those before have no processes left.
@@ -145,6 +147,7 @@ impl Record {
             updated_at: first.at,
             ready_at: None,
             expires_at: None,
+            borrowed: false,
             open: Some(Intent::Create),
             since: 0,
             detached: BTreeMap::new(),
@@ -197,6 +200,11 @@ impl Record {
                 self.based_on = self.based_on.take().filter(|_| *generation == 1);
                 self.ready_at.get_or_insert(event.at);
                 self.expires_at = *expires_at;
+            }
+            Known::Attached { instance, .. } => {
+                self.runs(event, instance, 1);
+                self.borrowed = true;
+                self.ready_at.get_or_insert(event.at);
             }
             Known::StopRequested => self.open = Some(Intent::Stop),
             Known::Stopped => {
@@ -265,7 +273,7 @@ impl Record {
                 self.state = SandboxState::Destroying;
                 self.open = Some(Intent::Destroy);
             }
-            Known::Destroyed => {
+            Known::Destroyed | Known::Detached => {
                 self.state = SandboxState::Destroyed;
                 self.snapshots.clear();
                 self.instance = None;

@@ -332,6 +332,16 @@ impl Sandbox {
         self.change(sink, crate::manager::destroy).await
     }
 
+    /// Takes the guest out of a borrowed place, with all that it started; the place itself goes on as it
+    /// was before. Detaching twice succeeds twice.
+    ///
+    /// # Errors
+    ///
+    /// `Conflict` if it was not attached but made; what the backend says, if something could not be removed.
+    pub async fn detach(&self, sink: &dyn TurnEventSink) -> Result<()> {
+        self.change(sink, crate::manager::detach).await
+    }
+
     /// How someone else gets in.
     ///
     /// # Errors
@@ -365,6 +375,11 @@ impl Sandbox {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         self.call(sink).await?.drive(work).await
+    }
+
+    /// A connection to its guest.
+    pub(crate) async fn link(&self) -> Result<Arc<crate::guest::Link>> {
+        self.shared.link(&self.inner).await
     }
 
     pub(crate) async fn call<'a>(&self, sink: &'a dyn TurnEventSink) -> Result<Call<'a>> {

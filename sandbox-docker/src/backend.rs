@@ -17,7 +17,7 @@ use sandbox_core::{
 };
 
 use crate::{
-    changes,
+    attach, changes,
     config::{self, DockerBackendBuilder},
     container::Settings,
     contexts::Endpoint,
@@ -74,6 +74,7 @@ impl DockerBackend {
             settings,
             (old.image.clone(), old.pull, old.watcher.clone()),
             (old.docker_config.clone(), old.guests.clone(), None),
+            old.max_layers,
         );
         Self::from_parts(Parts { engine: Arc::clone(&old.engine), ..parts })
     }
@@ -137,6 +138,8 @@ pub(crate) struct Parts {
     pub(crate) docker_config: PathBuf,
     pub(crate) guests: GuestBinaries,
     pub(crate) pool: Pool,
+    /// From how many layers on a snapshot is made into one.
+    pub(crate) max_layers: usize,
     client: tokio::sync::OnceCell<Docker>,
     /// What is known of the engine; backends of other scopes share it.
     pub(crate) engine: Arc<Engine>,
@@ -159,6 +162,7 @@ impl Parts {
         settings: Settings,
         (image, pull, watcher): (Option<String>, PullPolicy, Option<Watcher>),
         (docker_config, guests, pool): (PathBuf, GuestBinaries, Option<PoolOptions>),
+        max_layers: usize,
     ) -> Self {
         Self {
             endpoint,
@@ -170,6 +174,7 @@ impl Parts {
             docker_config,
             guests,
             pool: Pool::new(pool),
+            max_layers,
             client: tokio::sync::OnceCell::new(),
             engine: Arc::default(),
             first: Mutex::default(),
@@ -230,6 +235,11 @@ impl SandboxBackend for DockerBackend {
     async fn provision(&self, request: &Provision) -> Result<Instance> {
         let made = launch::provision(&self.shared, request).await;
         made.map_err(|error| error.with_sandbox(&request.sandbox).with_backend(&self.id()))
+    }
+
+    async fn attach(&self, external: &str, request: &Provision) -> Result<Instance> {
+        let attached = attach::attach(&self.shared, external, request).await;
+        attached.map_err(|error| error.with_sandbox(&request.sandbox).with_backend(&self.id()))
     }
 
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {

@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// A sandbox's processes and threads, unless its spec or the builder says otherwise.
 const PIDS: u64 = 4096;
 
+/// The engine takes 125 layers, and a snapshot adds one.
+const MAX_LAYERS: usize = 100;
+
 /// The user that sandboxes run as, unless said otherwise: no system's own.
 const USER: Owner = Owner { uid: 1000, gid: 1000 };
 
@@ -41,6 +44,7 @@ pub struct DockerBackendBuilder {
     guests: Option<GuestBinaries>,
     pool: Option<PoolOptions>,
     timeout: Duration,
+    max_layers: usize,
 }
 
 impl Default for DockerBackendBuilder {
@@ -62,6 +66,7 @@ impl Default for DockerBackendBuilder {
             guests: None,
             pool: None,
             timeout: PATIENCE,
+            max_layers: MAX_LAYERS,
         }
     }
 }
@@ -176,6 +181,14 @@ impl DockerBackendBuilder {
         self
     }
 
+    /// From how many layers on a snapshot's image is made into one of a single layer, at least 4; 100 unless
+    /// said otherwise. That costs a copy of all its files, through this process.
+    #[must_use]
+    pub fn max_layers(mut self, layers: usize) -> Self {
+        self.max_layers = layers.clamp(4, MAX_LAYERS);
+        self
+    }
+
     /// The backend. Nothing is asked of the engine yet: it may be started later.
     ///
     /// # Errors
@@ -212,6 +225,7 @@ impl DockerBackendBuilder {
             settings,
             (self.image, self.pull, self.watcher),
             (directory, guests, self.pool),
+            self.max_layers,
         )))
     }
 }

@@ -21,14 +21,11 @@ use crate::{
 
 const OPERATION: &str = "snapshot";
 
-/// With so many layers it is time. The engine takes 125, and a snapshot adds one.
-const DEEP: usize = 100;
-
 /// Makes an image of one layer of an image of many, under the same name. The old one stays, under
 /// another name, for as long as something builds on it.
 pub(crate) async fn if_deep(shared: &Shared, image: &str, found: &ImageInspect) -> Result<()> {
     let layers = found.root_fs.as_ref().and_then(|root| root.layers.as_ref()).map_or(0, Vec::len);
-    if layers < DEEP {
+    if layers < shared.max_layers {
         return Ok(());
     }
     let docker = shared.docker(OPERATION).await?;

@@ -119,6 +119,10 @@ impl<D: Decoration> SandboxBackend for Decorated<D> {
         self.decoration.provision(&*self.inner, request).await
     }
 
+    async fn attach(&self, external: &str, request: &Provision) -> Result<Instance> {
+        self.inner.attach(external, request).await
+    }
+
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
         self.decoration.connect(&*self.inner, instance).await
     }

@@ -290,6 +290,11 @@ impl SandboxBackend for DirectoryBackend {
         self.blocking(move |this| this.make(&request)).await
     }
 
+    async fn attach(&self, _: &str, _: &Provision) -> Result<Instance> {
+        let reason = "a directory is no place that somebody else made";
+        Err(Error::unsupported("attach", reason))
+    }
+
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
         let dir = self.dir(instance);
         match tokio::net::UnixStream::connect(dir.join("socket")).await {

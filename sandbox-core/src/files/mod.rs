@@ -22,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWriteExt};
 
 pub use directory::{DirEntry, LIST_LIMIT, ReadDir};
 pub use stream::FileReader;
+pub(crate) use transfer::answer;
 pub use transfer_options::{
     DownloadOptions, Existing, OutsideLinks, Progress, Transferred, UploadOptions,
 };

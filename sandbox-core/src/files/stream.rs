@@ -4,7 +4,10 @@ use std::{
     io,
     path::Path,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -99,6 +102,7 @@ async fn send(
     mut contents: impl AsyncRead + Send + Unpin,
 ) -> Result<u64> {
     let (mut reader, mut writer) = tokio::io::split(link.open(Request::File(request)).await?);
+    let all_sent = AtomicBool::new(false);
     let feed = async {
         let mut buffer = vec![0; PIECE];
         let mut bytes = 0;
@@ -107,6 +111,7 @@ async fn send(
                 Error::io("write", "reading what was to be written failed", error)
             })?;
             if count == 0 {
+                all_sent.store(true, Ordering::Release);
                 frame::write_message(&mut writer, &Input::End).await.map_err(guest::broken)?;
                 return Ok(bytes);
             }
@@ -117,7 +122,7 @@ async fn send(
             bytes += count as u64;
         }
     };
-    answer(feed, &mut reader).await
+    answer(feed, &all_sent, &mut reader).await
 }
 
 fn next(mut reading: Reading) -> Next {

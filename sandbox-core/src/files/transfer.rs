@@ -3,7 +3,11 @@
 //! The local side is a thread of its own, joined to the stream by a short queue. When a call is dropped
 //! its queue ends, and the thread removes what it has made.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use sandbox_guest::{
     Failure, FailureKind, FileRequest, Input, Request, Response, TreeRecord,
@@ -140,29 +144,39 @@ async fn send(
     let total = source.size();
     let (give, mut take) = mpsc::channel(QUEUE);
     let reading = tokio::task::spawn_blocking(move || read(source, &give));
+    let all_sent = AtomicBool::new(false);
     let feed = async {
-        while let Some((frames, bytes, files)) = take.recv().await {
-            let frames: Vec<u8> = frames;
+        while let Some(Part { frames, bytes, files, last }) = take.recv().await {
+            all_sent.store(last, Ordering::Release);
             moving("upload", writer.write_all(&frames)).await?.map_err(guest::broken)?;
             options.listener.tell(&Progress { bytes, files, total });
+            // Whoever takes it back now finds the rest unsent.
+            tokio::task::yield_now().await;
         }
         let totals = joined(reading).await.map_err(|failure| here("upload", failure))?;
         moving("upload", writer.flush()).await?.map_err(guest::broken)?;
         Ok(totals)
     };
-    answer(feed, &mut reader).await.map(transferred)
+    answer(feed, &all_sent, &mut reader).await.map(transferred)
+}
+
+/// Some of a tree, as it is sent.
+struct Part {
+    frames: Vec<u8>,
+    /// With what was sent before.
+    bytes: u64,
+    files: u64,
+    last: bool,
 }
 
 /// Reads a tree to its end, or until nobody wants it any more.
-fn read(
-    mut source: Source,
-    give: &mpsc::Sender<(Vec<u8>, u64, u64)>,
-) -> std::result::Result<Totals, Failure> {
+fn read(mut source: Source, give: &mpsc::Sender<Part>) -> std::result::Result<Totals, Failure> {
     loop {
         let mut frames = Vec::with_capacity(GATHER + frame::MAX_DATA);
         let more = source.fill(&mut frames)?;
         let totals = source.totals();
-        let given = give.blocking_send((frames, totals.bytes, totals.entries));
+        let (bytes, files) = (totals.bytes, totals.entries);
+        let given = give.blocking_send(Part { frames, bytes, files, last: !more });
         if !more || given.is_err() {
             return Ok(totals.clone());
         }
@@ -170,18 +184,22 @@ fn read(
 }
 
 /// Feeds a guest and waits for its answer, which may come before it has been fed: then it refuses.
-pub(super) async fn answer<T, R: AsyncRead + Unpin>(
+pub(crate) async fn answer<T, R: AsyncRead + Unpin>(
     feed: impl Future<Output = Result<T>>,
+    all_sent: &AtomicBool,
     reader: &mut R,
 ) -> Result<T> {
     let answer = guest::response(reader);
     tokio::pin!(feed, answer);
     let fed = tokio::select! {
         biased;
-        answered = &mut answer => {
-            let early = answered?;
-            return Err(guest::unexpected(&early));
-        }
+        answered = &mut answer => match answered? {
+            // The end had been sent, and only the feeding did not know of its own end yet.
+            Response::Done(_) if all_sent.load(Ordering::Acquire) => {
+                return moving("finish a transfer", feed).await?;
+            }
+            early => return Err(guest::unexpected(&early)),
+        },
         fed = &mut feed => fed,
     };
     match fed {

@@ -183,7 +183,7 @@ impl Watching {
                 Some(Known::Ready { .. }) => "the sandbox got fresh files",
                 Some(Known::Lost { .. } | Known::Recovered { .. }) => "its instance was lost",
                 Some(Known::Expired { .. }) => "the sandbox's time was over",
-                Some(Known::Destroyed) => "the sandbox was destroyed",
+                Some(Known::Destroyed | Known::Detached) => "the sandbox was destroyed",
                 _ => continue,
             };
             return Err(lost(why));

@@ -6,7 +6,7 @@ use super::{
     Inner, Recorder, Shared,
     create::{make_instance, provision_and_greet, reachability},
     ends, setup,
-    shared::{connect, running_instance},
+    shared::{connect, refuse_borrowed, running_instance},
 };
 use crate::{
     Error, ErrorKind, Instance, Known, OnLost, Result, SandboxState, guest::Link, record::Record,
@@ -17,6 +17,7 @@ pub(crate) async fn stop(recorder: Recorder) -> Result<()> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
     let _lock = inner.journal.lock(&shared.id).await?;
     let record = shared.record(&inner).await?;
+    refuse_borrowed(&record, "stop")?;
     if record.state == SandboxState::Stopped {
         return Ok(());
     }
@@ -35,6 +36,7 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
     let _lock = inner.journal.lock(&shared.id).await?;
     let record = shared.record(&inner).await?;
+    refuse_borrowed(&record, "start")?;
     if record.state != SandboxState::Stopped {
         running_instance(&record)?;
         return Ok(());
@@ -65,6 +67,7 @@ pub(crate) async fn pause(recorder: Recorder) -> Result<()> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
     let _lock = inner.journal.lock(&shared.id).await?;
     let record = shared.record(&inner).await?;
+    refuse_borrowed(&record, "pause")?;
     if record.state == SandboxState::Paused {
         return Ok(());
     }
@@ -79,6 +82,7 @@ pub(crate) async fn resume(recorder: Recorder) -> Result<()> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
     let _lock = inner.journal.lock(&shared.id).await?;
     let record = shared.record(&inner).await?;
+    refuse_borrowed(&record, "resume")?;
     if record.state != SandboxState::Paused {
         running_instance(&record)?;
         return Ok(());
@@ -94,6 +98,7 @@ pub(crate) async fn recreate(recorder: Recorder) -> Result<()> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
     let _lock = inner.journal.lock(&shared.id).await?;
     let record = shared.record(&inner).await?;
+    refuse_borrowed(&record, "recreate")?;
     if !matches!(record.state, SandboxState::Stopped | SandboxState::Lost | SandboxState::Paused) {
         running_instance(&record)?;
     }
@@ -180,6 +185,7 @@ pub(crate) async fn destroy(recorder: Recorder) -> Result<()> {
     if !record.state.is_live() {
         return Ok(());
     }
+    refuse_borrowed(&record, "destroy")?;
     ends::collect(&recorder, &record).await;
     recorder.record(Known::Destroying).await?;
     finish_destroying(&inner, &shared, &record).await?;

@@ -1,5 +1,7 @@
 //! The manager: makes, finds and forks sandboxes.
 
+mod archive;
+mod attach;
 mod builder;
 mod call;
 mod create;
@@ -18,6 +20,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+pub(crate) use attach::detach;
 pub use builder::ManagerBuilder;
 pub(crate) use call::{Call, Recorder};
 pub(crate) use life::{destroy, pause, recreate, resume, start, stop};

@@ -315,6 +315,16 @@ pub(super) async fn connect(backend: &dyn SandboxBackend, instance: &Instance) -
     }
 }
 
+/// What is done to a place, when the place is somebody else's.
+pub(super) fn refuse_borrowed(record: &Record, operation: &'static str) -> Result<()> {
+    if !record.borrowed {
+        return Ok(());
+    }
+    let message = "its place is borrowed: it was attached to, and only its owner may do this; `detach` \
+                   leaves it as it was";
+    Err(Error::new(ErrorKind::NotOwned, operation, message).with_sandbox(&record.id))
+}
+
 /// The instance that calls go to, or why they cannot.
 pub(crate) fn running_instance(record: &Record) -> Result<&Instance> {
     let refuse = |kind, message: &str| {

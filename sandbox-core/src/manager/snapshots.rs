@@ -9,7 +9,7 @@ use super::{
     create::provision_and_greet,
     ends,
     life::remove_old,
-    shared::{connect, running_instance},
+    shared::{connect, refuse_borrowed, running_instance},
 };
 use crate::{
     Error, ErrorKind, InstanceId, InstanceState, Known, Result, SandboxState, Snapshot, SnapshotId,
@@ -47,6 +47,7 @@ impl SandboxManager {
 /// Takes a snapshot.
 pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapshot> {
     let (inner, shared) = (Arc::clone(&recorder.inner), Arc::clone(&recorder.shared));
+    refuse_borrowed(&*shared.record(&inner).await?, "snapshot")?;
     // Finds out whether it is lost before anything is recorded.
     shared.link(&inner).await?;
     let _lock = inner.journal.lock(&shared.id).await?;

@@ -28,7 +28,12 @@ fn bridge(path: &Path) -> io::Result<()> {
         let _ = pass(&mut stdin, &mut there);
         let _ = there.shutdown(Shutdown::Write);
     })?;
-    pass(&mut socket, &mut stdout)
+    match pass(&mut socket, &mut stdout) {
+        Ok(()) => Ok(()),
+        // Nobody listens any more. What they said last must arrive all the same, so this goes on until the
+        // guest has seen the end of it.
+        Err(_) => pass(&mut socket, &mut io::sink()),
+    }
 }
 
 fn pass(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {

@@ -1,6 +1,9 @@
 //! The guest's own end: at its time, at its lease's, or on request. Nobody outside has to be alive.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     guest::{Deadlines, Guest, now_ms},
@@ -10,6 +13,9 @@ use super::{
 /// The wall clock may be set, the machine may sleep, and what runs may end: look again after this at the
 /// latest.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How long children that were killed may take to end.
+const LAST_CHILDREN: Duration = Duration::from_secs(2);
 
 /// Ends the guest when its time has come; waits for ever if it has none.
 pub(crate) async fn watch(guest: Arc<Guest>) {
@@ -43,6 +49,16 @@ pub(crate) async fn shut_down(guest: &Guest) -> ! {
     if !guest.alone {
         // The first process of a namespace takes the others with it; here they must be found.
         tree::kill_all(guest).await;
+        // Whoever is first here need not be one that reaps orphans.
+        let begin = Instant::now();
+        while let Ok(ended) = sys::wait_any(false) {
+            if ended.is_none() && begin.elapsed() > LAST_CHILDREN {
+                break;
+            }
+            if ended.is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
     }
     if let Some(path) = &guest.listen_path {
         let _ = std::fs::remove_file(path);

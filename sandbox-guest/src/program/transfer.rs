@@ -113,6 +113,7 @@ pub(crate) async fn read(
     stream.write_all(&frame::encode(&Response::File(info))?).await?;
     let mut spare = Vec::new();
     while !frames.is_empty() {
+        guest.touch();
         if frames.len() < PIECE {
             // Short, and so the last.
             stream.write_all(&frames).await?;
@@ -268,6 +269,7 @@ pub(crate) async fn write(
     let mut writer = None;
     loop {
         let (gathered, ended) = gather(stream).await?;
+        guest.touch();
         bytes += gathered.len() as u64;
         let path = path.clone();
         let worked = guest.pool.run(move || {

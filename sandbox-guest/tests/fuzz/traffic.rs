@@ -26,7 +26,8 @@ pub(crate) fn messages() -> Vec<(&'static str, Vec<u8>)> {
         timeout_ms: Some(1000),
         ..Start::default()
     };
-    let started = Started { process: "prc_1".into(), pid: 7, stdout: 0, stderr: 0, stdin: 0 };
+    let started =
+        Started { process: "prc_1".into(), pid: 7, stdout: 0, stderr: 0, stdin: 0, taken: 0 };
     let exit = ProcessExit {
         status: ExitStatus::Exited(3),
         stdout: 10,

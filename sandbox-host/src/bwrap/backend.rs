@@ -249,6 +249,11 @@ impl SandboxBackend for BwrapHost {
         made.map_err(|error| error.with_sandbox(&request.sandbox).with_backend(&self.id()))
     }
 
+    async fn attach(&self, _: &str, _: &Provision) -> Result<Instance> {
+        let reason = "a sandbox of this backend is made of namespaces of its own; there is none to attach to";
+        Err(Error::unsupported("attach", reason))
+    }
+
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
         let dir = self.dir(instance);
         let error = match dir.connect().await {

@@ -315,10 +315,11 @@ async fn the_repository_is_replaced_and_merged_with(cx: &Context) -> Check {
 /// A tree that takes a while, and how many bytes it has.
 fn plant_large(at: &Path) -> Check<u64> {
     fs::create_dir_all(at)?;
-    for n in 0..16 {
-        fs::write(at.join(format!("{n}")), vec![n; 2 << 20])?;
+    for n in 0..15 {
+        fs::write(at.join(format!("{n}")), vec![n; 1 << 20])?;
     }
-    Ok(16 * (2 << 20))
+    fs::write(at.join("large"), vec![7; 16 << 20])?;
+    Ok(31 << 20)
 }
 
 async fn a_cancelled_upload_leaves_nothing(cx: &Context) -> Check {
@@ -327,7 +328,7 @@ async fn a_cancelled_upload_leaves_nothing(cx: &Context) -> Check {
     let size = plant_large(&tree)?;
     let before = cx.sh(&sandbox, "ls -AR").await?;
     for (n, (local, remote)) in
-        [("tree", "new"), ("tree", "src"), ("tree/3", "file")].iter().enumerate()
+        [("tree", "new"), ("tree", "src"), ("tree/large", "file")].iter().enumerate()
     {
         // Dropped when some of it has been sent, and not all.
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
@@ -355,6 +356,22 @@ async fn a_cancelled_upload_leaves_nothing(cx: &Context) -> Check {
     Ok(())
 }
 
+/// Options of a download that tells of its first part, and then writes no more until the last of what is
+/// returned is dropped.
+fn held_up()
+-> (DownloadOptions, tokio::sync::mpsc::UnboundedReceiver<()>, std::sync::mpsc::Sender<()>) {
+    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+    let (go, wait) = std::sync::mpsc::channel();
+    let wait = std::sync::Mutex::new(wait);
+    let options = DownloadOptions::new().progress(move |_| {
+        let _ = tell.send(());
+        if let Ok(wait) = wait.lock() {
+            let _ = wait.recv();
+        }
+    });
+    (options, told, go)
+}
+
 /// Waits until nothing is on its way in a directory of this host.
 async fn until_only(path: &Path, wanted: &[&str]) -> Check {
     let cleaned = async {
@@ -368,24 +385,23 @@ async fn until_only(path: &Path, wanted: &[&str]) -> Check {
 
 async fn a_cancelled_download_leaves_nothing(cx: &Context) -> Check {
     let sandbox = cx.sandbox().await?;
-    let text = "mkdir tree; i=0; while [ $i -lt 16 ]; do head -c 2097152 /dev/zero > tree/$i; i=$((i+1)); done";
+    let text = "mkdir tree; head -c 16777216 /dev/zero > tree/large
+        i=0; while [ $i -lt 15 ]; do head -c 1048576 /dev/zero > tree/$i; i=$((i+1)); done";
     cx.sh(&sandbox, text).await?;
     let downloads = cx.scratch().join("downloads");
     fs::create_dir_all(downloads.join("merged"))?;
-    for (remote, local) in [("tree", "new"), ("tree", "merged"), ("tree/3", "file")] {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let options = DownloadOptions::new().progress(move |progress| {
-            let _ = tell.send(progress.bytes);
-        });
+    for (remote, local) in [("tree", "new"), ("tree", "merged"), ("tree/large", "file")] {
+        // What has come is not written on until the download has been dropped.
+        let (options, mut told, go) = held_up();
         let files = sandbox.files();
         let local = downloads.join(local);
         let mut download = Box::pin(files.download(remote, &local, options));
         tokio::select! {
-            biased;
             some = told.recv() => holds!(some.is_some(), "it was cut off"),
             done = &mut download => holds!(false, "it was cut off, not {done:?}"),
         }
         drop(download);
+        drop(go);
         until_only(&downloads, &["merged"]).await?;
         until_only(&downloads.join("merged"), &[]).await?;
     }
@@ -430,16 +446,7 @@ async fn a_download_from_a_guest_that_dies_leaves_nothing(cx: &Context) -> Check
     cx.sh(&sandbox, "head -c 100000000 /dev/zero > large").await?;
     let to = cx.scratch().join("downloads");
     fs::create_dir(&to)?;
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-    let (go, wait) = std::sync::mpsc::channel::<()>();
-    let wait = std::sync::Mutex::new(wait);
-    let options = DownloadOptions::new().progress(move |_| {
-        let _ = tell.send(());
-        // Until the guest is gone nothing more is taken.
-        if let Ok(wait) = wait.lock() {
-            let _ = wait.recv();
-        }
-    });
+    let (options, mut told, go) = held_up();
     let (files, local) = (sandbox.files(), to.join("large"));
     let download = tokio::spawn(async move { files.download("large", &local, options).await });
     soon("some of it", told.recv()).await?;
@@ -600,7 +607,7 @@ async fn progress_is_told(cx: &Context) -> Check {
     let down = DownloadOptions::new().progress(listener());
     sandbox.files().download("tree/1", cx.scratch().join("one"), down).await?;
     let (bytes, files, total, times) = told();
-    same!((bytes, files, total), (2 << 20, 1, 2 << 20));
+    same!((bytes, files, total), (1 << 20, 1, 1 << 20));
     holds!((2..1_000_000).contains(&times), "it was told {times} times, and rose");
     Ok(())
 }

@@ -262,6 +262,7 @@ fn is_settled(history: &[SandboxEvent]) -> bool {
             | Known::Lost { .. }
             | Known::Expired { .. }
             | Known::Destroyed
+            | Known::Detached
             | Known::Failed { .. } => open = false,
             _ => {}
         }

@@ -216,6 +216,10 @@ impl SandboxBackend for SteppedBackend {
         self.steps.throughout("provision", self.inner.provision(request)).await
     }
 
+    async fn attach(&self, external: &str, request: &Provision) -> Result<Instance> {
+        self.inner.attach(external, request).await
+    }
+
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
         self.steps.around("connect", self.inner.connect(instance)).await
     }

@@ -1,0 +1,57 @@
+//! Containers that somebody else made.
+
+use sandbox_core::{BackendId, Command, Consumer, ErrorKind, SandboxState};
+
+use crate::engine::{Scene, given};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_borrowed_container_is_left_as_it_was() {
+    let Some(given) = given() else { return };
+    let scene = Scene::new(&given.host, &given.busybox).await;
+    let name = format!("lent-{}", std::process::id());
+    let run =
+        ["run", "--detach", "--network=none", "--name", &name, &given.busybox, "sleep", "9999"];
+    scene.docker(&run);
+    scene.docker(&["exec", &name, "sh", "-c", "echo theirs > /own"]);
+    let backend = BackendId::new("docker");
+    let attach = |external: &str| {
+        let (manager, external) = (scene.manager.clone(), external.to_owned());
+        let (backend, sink) = (backend.clone(), &scene.sink);
+        async move { manager.attach(&backend, &external, Consumer::default(), sink).await }
+    };
+    let error = attach("no-such-container").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let sandbox = attach(&name).await.unwrap();
+    let run = sandbox.exec(Command::shell("cat /own; id -u"), &scene.sink).await.unwrap();
+    assert_eq!(run.stdout.text(), "theirs\n0\n");
+    let process = sandbox.spawn(Command::new("sleep").arg("8888").detached(), &scene.sink).await;
+    drop(process.unwrap());
+    // Another manager reaches it too, through a connection of its own.
+    let again = sandbox_core::SandboxManager::builder()
+        .state_dir(scene.dir.path().join("state"))
+        .backend(scene.backend.clone())
+        .build()
+        .await
+        .unwrap();
+    let same = again.open(sandbox.id().as_str()).await.unwrap();
+    assert_eq!(same.files().read("/own").await.unwrap(), b"theirs\n");
+    let sink = &scene.sink;
+    for refused in [
+        sandbox.snapshot("", sink).await.map(drop),
+        sandbox.stop(sink).await,
+        sandbox.pause(sink).await,
+        sandbox.recreate(sink).await,
+        sandbox.destroy(sink).await,
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::NotOwned);
+    }
+    sandbox.detach(sink).await.unwrap();
+    sandbox.detach(sink).await.unwrap();
+    assert_eq!(sandbox.info().await.unwrap().state, SandboxState::Destroyed);
+    let left =
+        scene.docker(&["exec", &name, "sh", "-c", "cat /own; ls -A / | grep sandbox; ps -o args"]);
+    assert!(left.starts_with("theirs\n"), "{left}");
+    assert!(!left.contains("sandbox") && !left.contains("8888"), "{left}");
+    assert!(left.contains("sleep 9999"), "its own program runs on: {left}");
+    scene.docker(&["rm", "--force", &name]);
+}
