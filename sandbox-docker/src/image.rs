@@ -57,7 +57,8 @@ pub(crate) async fn for_spec(shared: &Shared, spec: &SandboxSpec) -> Result<Prep
     const OPERATION: &str = "provision";
     let name = match &spec.root {
         Root::Image(name) => name.clone(),
-        _ => shared.image.clone().ok_or_else(|| {
+        // A profile's, then the backend's own.
+        _ => spec.image.clone().or_else(|| shared.image.clone()).ok_or_else(|| {
             let message = "no image is named: ask for one with `Root::Image`, or give the backend a \
                            standard one with `DockerBackendBuilder::image`";
             Error::new(ErrorKind::InvalidSpec, OPERATION, message)

@@ -9,24 +9,8 @@ use crate::support::on_each;
 #[test]
 fn a_status_is_the_documented_one() {
     on_each(|cli| {
-        let repo = format!("repo={}", cli.repo().display());
-        let status = cli.json(&[
-            "create",
-            "--backend",
-            cli.backend,
-            "--name",
-            "main",
-            "--input",
-            &repo,
-            "--actor",
-            "agt",
-            "--project",
-            "glas-harness",
-            "--run-id",
-            "r1",
-            "--ttl",
-            "4h",
-        ]);
+        let asks = ["--actor", "agt", "--project", "glas-harness", "--run-id", "r1", "--ttl", "4h"];
+        let status = cli.create("main", &asks);
         let mut keys: Vec<&str> = status.as_object().unwrap().keys().map(String::as_str).collect();
         keys.sort_unstable();
         assert_eq!(
@@ -71,21 +55,10 @@ fn a_name_is_one_sandbox() {
     on_each(|cli| {
         let first = cli.create("main", &[]);
         assert_eq!(cli.create("main", &[])["sandbox_id"], first["sandbox_id"]);
-        let repo = format!("repo={}", cli.repo().display());
-        let said = cli.fails(
-            1,
-            &[
-                "create",
-                "--name",
-                "main",
-                "--backend",
-                cli.backend,
-                "--input",
-                &repo,
-                "--ttl",
-                "1h",
-            ],
-        );
+        let (repo, on) = (format!("repo={}", cli.repo().display()), cli.on());
+        let mut other = vec!["create", "--name", "main", "--input", &repo, "--ttl", "1h"];
+        other.extend(on.iter().map(String::as_str));
+        let said = cli.fails(1, &other);
         assert!(said.contains("lifetime.ttl_seconds"), "{said}");
         assert_eq!(cli.json(&["list"]).as_array().unwrap().len(), 1);
     });
@@ -94,9 +67,9 @@ fn a_name_is_one_sandbox() {
 #[test]
 fn a_profile_makes_a_sandbox() {
     on_each(|cli| {
-        let repo = format!("repo={}", cli.repo().display());
-        let create =
-            ["create", "--profile", "agent-dev", "--backend", cli.backend, "--input", &repo];
+        let (repo, on) = (format!("repo={}", cli.repo().display()), cli.on());
+        let mut create = vec!["create", "--profile", "agent-dev", "--input", &repo];
+        create.extend(on.iter().map(String::as_str));
         let status = cli.json(&create);
         assert_eq!(status["profile_id"], "profile.agent-dev");
         assert_eq!(status["ttl"], "4h");
@@ -117,9 +90,10 @@ fn setup_gets_its_secrets_and_fails_with_its_output() {
         let profiles = cli.path("profiles");
         fs::create_dir(&profiles).unwrap();
         let text = format!(
-            "id: profile.s\nversion: \"1\"\nextension: {}\nsetup:\n  secret_refs: [CLI_TEST_TOKEN]\n  \
+            "id: profile.s\nversion: \"1\"\nextension: {}\nimage: {}\nsetup:\n  secret_refs: [CLI_TEST_TOKEN]\n  \
              commands: ['test \"$CLI_TEST_TOKEN\" = sesame', 'echo $SANDBOX_INPUT_REF > ref; exit $CODE']\n",
-            cli.backend
+            cli.backend,
+            std::env::var("SANDBOX_TEST_IMAGE").unwrap_or_else(|_| "unused".into()),
         );
         fs::write(profiles.join("s.yaml"), text.replace("$CODE", "0")).unwrap();
         fs::write(
@@ -199,8 +173,9 @@ fn its_time_is_extended_and_when_it_is_over_it_is_removed_only_if_asked() {
         let after = cli.json(&["extend-ttl", "long", "--duration", "1h"]);
         assert!(after["expires_at"].as_str() > before["expires_at"].as_str());
         cli.fails(2, &["extend-ttl", "long", "--duration", "1 hour"]);
-        let profile =
-            ["create", "--profile", "sandbox-canary", "--backend", cli.backend, "--input", &repo];
+        let on = cli.on();
+        let mut profile = vec!["create", "--profile", "sandbox-canary", "--input", &repo];
+        profile.extend(on.iter().map(String::as_str));
         let canary = cli.json(&profile)["sandbox_id"].as_str().unwrap().to_owned();
         let said = cli.fails(1, &["extend-ttl", &canary, "--duration", "1h"]);
         assert!(said.contains("maximum"), "{said}");

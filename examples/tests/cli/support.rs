@@ -24,9 +24,12 @@ pub(crate) struct Said {
     pub(crate) stderr: String,
 }
 
-/// The backends that can be tried here.
+/// The backends that can be tried here. `scripts/containers` names a container engine and an image.
 pub(crate) fn backends() -> Vec<&'static str> {
-    vec!["ext.bwrap"]
+    match std::env::var_os("SANDBOX_DOCKER_HOST") {
+        Some(_) => vec!["ext.bwrap", "ext.docker"],
+        None => vec!["ext.bwrap"],
+    }
 }
 
 /// Runs a story on every backend.
@@ -57,15 +60,29 @@ impl Cli {
         self.dir.path().join(name)
     }
 
+    /// What `create` is told, to use the backend.
+    pub(crate) fn on(&self) -> Vec<String> {
+        let mut on = vec!["--backend".to_owned(), self.backend.to_owned()];
+        if self.backend == "ext.docker" {
+            on.extend(["--image".to_owned(), std::env::var("SANDBOX_TEST_IMAGE").unwrap()]);
+        }
+        on
+    }
+
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandboxer"));
         command
             .args(args)
             .env("SANDBOXER_STATE_DIR", self.dir.path().join("state"))
             .env_remove("SANDBOXER_PROFILES")
+            .env_remove("DOCKER_HOST")
+            .env_remove("DOCKER_CONTEXT")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if let Some(host) = std::env::var_os("SANDBOX_DOCKER_HOST") {
+            command.env("DOCKER_HOST", host);
+        }
         command
     }
 

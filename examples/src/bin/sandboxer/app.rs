@@ -1,14 +1,24 @@
 //! What every command works with.
 
-use std::{io::IsTerminal, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    io::IsTerminal,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use sandbox_bwrap::BwrapBackend;
 use sandbox_core::{
     EnvSecrets, Error, ErrorKind, ProfileCatalog, Sandbox, SandboxBackend, SandboxManager,
     default_state_dir,
 };
+use sandbox_docker::DockerBackend;
+use sha2::{Digest, Sha256};
 
-use crate::progress::ProgressSink;
+use crate::progress::{ProgressSink, Pulls};
+
+/// Where a container engine listens if nobody says otherwise.
+const DOCKER_SOCKET: &str = "/var/run/docker.sock";
 
 /// The settings of this call.
 #[derive(Debug)]
@@ -91,7 +101,34 @@ impl App {
         let mut backends = Backends::default();
         let bwrap = BwrapBackend::builder().state_dir(state.join("bwrap")).build();
         backends.add("ext.bwrap", bwrap);
+        backends.add("ext.docker", self.docker(&state));
         Ok(backends)
+    }
+
+    /// The container engine that the `docker` program would use, if there is one.
+    fn docker(&self, state: &Path) -> Result<DockerBackend, Error> {
+        let named = ["DOCKER_HOST", "DOCKER_CONTEXT"].iter().any(|v| std::env::var_os(v).is_some());
+        if !named && !Path::new(DOCKER_SOCKET).exists() {
+            let message = format!(
+                "there is no container engine: neither DOCKER_HOST nor DOCKER_CONTEXT is set, and there is \
+                 no {DOCKER_SOCKET}"
+            );
+            return Err(Error::new(ErrorKind::Unavailable, "connect", message));
+        }
+        // State directories see nothing of each other's containers.
+        use std::os::unix::ffi::OsStrExt;
+        let digest = Sha256::digest(state.as_os_str().as_bytes());
+        let scope: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let pulls = self.pulls();
+        DockerBackend::builder()
+            .scope(format!("sandboxer-{scope}"))
+            .on_pull(move |progress| pulls.tell(progress))
+            .build()
+    }
+
+    /// Tells how the fetching of images goes on.
+    fn pulls(&self) -> Pulls {
+        Pulls::new(!self.quiet, std::io::stderr().is_terminal())
     }
 
     /// A manager on the state directory.

@@ -1,10 +1,15 @@
 //! What goes on, told on standard error: a line that changes on a terminal, plain lines otherwise.
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use indicatif::{ProgressBar, ProgressStyle};
 use sandbox_core::{Known, Progress, SandboxEvent, SinkError, TurnEventSink, TurnId};
+use sandbox_docker::PullProgress;
 
 /// A sink that tells what a call does to a sandbox.
 #[derive(Debug)]
@@ -127,6 +132,50 @@ impl Bar {
             Some(bar) => bar.finish_and_clear(),
             None if self.tell => eprintln!("sandboxer: {text}"),
             None => {}
+        }
+    }
+}
+
+/// Images on their way: a bar on a terminal, a line for each layer that is done otherwise.
+#[derive(Debug)]
+pub(crate) struct Pulls {
+    tell: bool,
+    bar: Option<ProgressBar>,
+    layers: Mutex<HashMap<String, (u64, u64)>>,
+}
+
+impl Pulls {
+    pub(crate) fn new(tell: bool, terminal: bool) -> Self {
+        let bar = (tell && terminal).then(ProgressBar::hidden);
+        Self { tell, bar, layers: Mutex::default() }
+    }
+
+    pub(crate) fn tell(&self, progress: &PullProgress) {
+        let PullProgress { image, layer, status, done, total, .. } = progress;
+        let text = format!("{image}: {} {status}", layer.as_deref().unwrap_or_default());
+        let Some(bar) = &self.bar else {
+            // Not each step of each layer.
+            if self.tell && done.is_none() {
+                eprintln!("sandboxer: {text}");
+            }
+            return;
+        };
+        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(layer), Some(done), Some(total)) = (layer, done, total) {
+            layers.insert(layer.clone(), (*done, *total));
+        }
+        let sum = |of: fn(&(u64, u64)) -> u64| layers.values().map(of).sum::<u64>();
+        bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        bar.set_length(sum(|layer| layer.1));
+        bar.set_position(sum(|layer| layer.0));
+        bar.set_message(text);
+    }
+}
+
+impl Drop for Pulls {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
         }
     }
 }
