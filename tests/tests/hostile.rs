@@ -4,6 +4,8 @@
 //! The guest is made up here, at the other end of the stream that the backend hands over. Time is the
 //! runtime's own: it passes at once when nothing else is to be done, so that a wait for ever shows as one.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{
     io::{self, Write},
     sync::{
