@@ -4,6 +4,8 @@
 //! same from every backend. The guest that reads it writes nothing outside of its workspace, whatever the
 //! archive says.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sandbox_guest::{
     FileRequest, Input, Request, Response, TreeRecord,
     frame::{self, Channel, Frame},
@@ -164,6 +166,7 @@ async fn take_in(link: &Link, from: &mut (impl AsyncRead + Unpin)) -> Result<()>
     };
     let stream = link.open(Request::File(request)).await?;
     let (mut reader, mut writer) = tokio::io::split(stream);
+    let all_sent = AtomicBool::new(false);
     let feed = async {
         loop {
             let read = match frame::read(from).await {
@@ -183,6 +186,9 @@ async fn take_in(link: &Link, from: &mut (impl AsyncRead + Unpin)) -> Result<()>
                         }
                     };
                     let ended = matches!(record, TreeRecord::End { .. });
+                    if ended {
+                        all_sent.store(true, Ordering::Release);
+                    }
                     let sent = frame::write_message(&mut writer, &Input::Tree(record)).await;
                     sent.map_err(guest::broken)?;
                     if ended {
@@ -196,7 +202,7 @@ async fn take_in(link: &Link, from: &mut (impl AsyncRead + Unpin)) -> Result<()>
             }
         }
     };
-    crate::files::answer(feed, &mut reader).await
+    crate::files::answer(feed, &all_sent, &mut reader).await
 }
 
 fn invalid(message: &str) -> Error {
