@@ -1,6 +1,11 @@
 //! What the example programs share: readable output, and a check that ends a story that went wrong.
 #![allow(clippy::print_stdout, reason = "programs talk to people")]
 
+/// The README's programs, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub mod fingerprint;
 pub mod project;
 pub mod scene;

@@ -66,7 +66,7 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
         Stdin::Null => (None, false),
         Stdin::Piped => (None, true),
     };
-    let pipe = Arc::new(Pipe::default());
+    let pipe = Arc::new(if piped { Pipe::default() } else { Pipe::of_sizes() });
     let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
     let recorder = call.recorder();
     recorder.record(started(&process, &command)).await?;
@@ -126,13 +126,13 @@ async fn spawn_detached(call: Call<'_>, mut command: Command) -> Result<Process>
     call.drive(|recorder| async move {
         let begun = recorder.begin_detached(command.get_key(), command.argv()).await?;
         let id = begun.id.clone();
-        let start = command.to_start(&id)?;
-        let whole = match command.take_stdin() {
-            Stdin::Bytes(bytes) => Some(bytes),
-            Stdin::Null | Stdin::Piped => None,
-        };
-        let pipe = Arc::new(Pipe::default());
-        let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
+        let mut start = command.to_start(&id)?;
+        // It comes with the start: its harness may go at once.
+        if let Stdin::Bytes(bytes) = command.take_stdin() {
+            start.input = Some(bytes.into());
+        }
+        let pipe = Arc::new(Pipe::of_sizes());
+        let input = Input { whole: None, pipe: Some(Arc::clone(&pipe)) };
         let session = launch(recorder.clone(), begun, start, input).await?;
         Ok(follow(recorder, id, pipe, session, command.capture_limit()))
     })
@@ -158,13 +158,8 @@ async fn launch(
             (attached, _) => return attached,
         }
     }
-    let started = async {
-        let mut session =
-            Session::start(recorder.clone(), id.clone(), start, input, Some(since)).await?;
-        session.feed().await?;
-        Ok::<_, Error>(session)
-    };
-    match started.await {
+    let started = Session::start(recorder.clone(), id.clone(), start, input, Some(since)).await;
+    match started {
         Ok(session) => {
             ends::watch(&recorder.inner, &recorder.shared, &id);
             Ok(session)

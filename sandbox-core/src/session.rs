@@ -184,23 +184,6 @@ impl Session {
         self.attachment.started().pid
     }
 
-    /// Gives a process all of its input, which the guest has room for.
-    pub(crate) async fn feed(&mut self) -> Result<()> {
-        let Some(bytes) = self.input.whole.take() else { return Ok(()) };
-        loop {
-            let stdin = self.attachment.stdin();
-            let from = self.attachment.started().stdin;
-            let cut = match crate::guest::in_time(stdin.send_all(&bytes, from)).await {
-                Err(error) if error.kind() == ErrorKind::Unavailable => error,
-                done => return done,
-            };
-            if self.attach_again(cut).await?.is_some() {
-                // It is lost; whoever follows it hears of that.
-                return Ok(());
-            }
-        }
-    }
-
     /// Runs it to its end, its output given away as it comes.
     pub(crate) async fn run(&mut self, outlet: &mut impl Outlet) -> Result<ProcessEnd> {
         loop {
@@ -231,7 +214,7 @@ impl Session {
             match (whole, pipe) {
                 (Some(bytes), Some(pipe)) => {
                     let (sent, sized) =
-                        tokio::join!(stdin.send_all(bytes, from), pipe.feed(&stdin, 0));
+                        tokio::join!(stdin.send_all(bytes, from), pipe.feed(&stdin, from));
                     sent.and(sized)
                 }
                 (Some(bytes), None) => stdin.send_all(bytes, from).await,

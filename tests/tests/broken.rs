@@ -3,10 +3,12 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs,
+    fs, io,
     path::Path,
+    pin::Pin,
     process::Command,
     sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
 };
 
 use async_trait::async_trait;
@@ -17,9 +19,10 @@ use sandbox_conformance::{
     run_case,
 };
 use sandbox_core::{
-    Error, ErrorKind, Found, Instance, InstanceState, OwnerId, Provision, Result, SandboxBackend,
-    SandboxId, SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
+    Error, ErrorKind, Found, GuestStream, Instance, InstanceState, OwnerId, Provision, Result,
+    SandboxBackend, SandboxId, SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
 };
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Those that are run on each broken backend.
 const CASES: &[&str] = &[
@@ -39,6 +42,8 @@ const CASES: &[&str] = &[
     "lineage::forks_see_nothing_of_each_other",
     "lineage::deleting_a_snapshot_keeps_those_that_build_on_it",
     "stats::what_is_written_is_counted_where_that_is_known",
+    "output::output_is_bytes",
+    "detached::an_end_that_nobody_saw_is_recorded_by_the_next_manager",
 ];
 
 /// What is wrong.
@@ -59,6 +64,8 @@ enum Flaw {
     InventoriesHaveOthers,
     AllIsSaidToRun,
     UsageIsMadeUp,
+    ConnectionsChangeBytes,
+    InstancesEndWithAConnection,
 }
 
 #[derive(Debug)]
@@ -83,7 +90,7 @@ impl Broken {
     }
 }
 
-fn failed(error: std::io::Error) -> Error {
+fn failed(error: io::Error) -> Error {
     Error::new(ErrorKind::Backend, "be broken", "it was not broken as it was meant")
         .with_source(error)
 }
@@ -132,6 +139,18 @@ impl Decoration for Broken {
             _ => {}
         }
         Ok(instance)
+    }
+
+    async fn connect(
+        &self,
+        inner: &dyn SandboxBackend,
+        instance: &Instance,
+    ) -> Result<GuestStream> {
+        let stream = inner.connect(instance).await?;
+        let changes = self.flaw == Flaw::ConnectionsChangeBytes;
+        let ends = (self.flaw == Flaw::InstancesEndWithAConnection)
+            .then(|| (self.files.clone(), instance.clone()));
+        Ok(Box::new(Bent { stream, changes, seen: 0, ends }))
     }
 
     async fn inspect(
@@ -236,6 +255,65 @@ impl Decoration for Broken {
             }
             _ => found,
         })
+    }
+}
+
+/// A connection that is not what it must be, if its backend is broken that way.
+struct Bent {
+    stream: GuestStream,
+    /// Whether it changes what comes over it, after a while.
+    changes: bool,
+    seen: usize,
+    /// What ends with it.
+    ends: Option<(DirectoryBackend, Instance)>,
+}
+
+impl AsyncRead for Bent {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let new = &mut buffer.filled_mut()[before..];
+        self.seen += new.len();
+        if self.changes && self.seen > 30_000 && new.len() > 1000 {
+            let middle = new.len() / 2;
+            new[middle] ^= 1;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Bent {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Drop for Bent {
+    fn drop(&mut self) {
+        let Some((files, instance)) = self.ends.take() else { return };
+        // At once, and before anybody looks.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let _ = runtime.map(|runtime| runtime.block_on(files.stop(&instance)));
+            });
+        });
     }
 }
 
@@ -379,4 +457,17 @@ fn instances_that_are_said_to_run_are_noticed() {
 #[test]
 fn usage_that_is_made_up_is_noticed() {
     fails(Flaw::UsageIsMadeUp, &["stats::what_is_written_is_counted_where_that_is_known"]);
+}
+
+#[test]
+fn connections_that_change_bytes_are_noticed() {
+    fails(Flaw::ConnectionsChangeBytes, &["output::output_is_bytes"]);
+}
+
+#[test]
+fn instances_that_end_with_a_connection_are_noticed() {
+    fails(
+        Flaw::InstancesEndWithAConnection,
+        &["detached::an_end_that_nobody_saw_is_recorded_by_the_next_manager"],
+    );
 }

@@ -10,7 +10,7 @@ use std::{
 use sandbox_guest::{Entry, FileRequest, Request, Response, mux::Stream};
 
 use super::{Files, Metadata, metadata, wire};
-use crate::{Error, ErrorKind, Result, SandboxId, guest};
+use crate::{Error, ErrorKind, Result, SandboxId, guest, manager::Repeats};
 
 /// How many entries [`Files::list`] takes into memory.
 pub const LIST_LIMIT: usize = 100_000;
@@ -45,7 +45,16 @@ impl Files {
     ///
     /// `NotFound`, `PermissionDenied`, `Conflict` if it is no directory, `LimitExceeded` if it has more.
     pub async fn list(&self, path: impl AsRef<Path>) -> Result<Vec<DirEntry>> {
-        let path = path.as_ref();
+        let mut repeats = Repeats::new();
+        loop {
+            match self.try_list(path.as_ref()).await {
+                Err(error) if repeats.again(&error).await => {}
+                listed => return listed,
+            }
+        }
+    }
+
+    async fn try_list(&self, path: &Path) -> Result<Vec<DirEntry>> {
         let mut found = self.read_dir(path).await?;
         let (mut entries, mut bytes) = (Vec::new(), 0);
         while let Some(entry) = found.next().await? {
@@ -108,7 +117,7 @@ impl ReadDir {
         while self.entries.is_empty()
             && let Some(mut stream) = self.stream.take()
         {
-            let next = guest::response(&mut stream).await;
+            let next = guest::answered(guest::response(&mut stream)).await;
             match next.map_err(|error| error.with_sandbox(&self.sandbox))? {
                 Response::Entries(entries) => {
                     self.entries = entries.into();

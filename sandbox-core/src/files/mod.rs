@@ -18,7 +18,7 @@ use sandbox_guest::{
     Bytes, FileInfo, FileRequest, Input, Request, Response,
     frame::{self, Channel, Frame},
 };
-use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio::io::AsyncRead;
 
 pub use directory::{DirEntry, LIST_LIMIT, ReadDir};
 pub use stream::FileReader;
@@ -28,10 +28,12 @@ pub use transfer_options::{
 };
 pub use watch::{FileEvent, FileWatch};
 
+use self::transfer::moving;
+
 use crate::{
     Error, ErrorKind, Known, Result, TurnEventSink,
     guest::{self, Link},
-    manager::{Call, Inner, Shared},
+    manager::{Call, Inner, Repeats, Shared},
 };
 
 /// How large a file [`Files::read`] takes into memory, in bytes.
@@ -204,9 +206,8 @@ impl Files {
     ///
     /// `NotFound` or `PermissionDenied`, with the path.
     pub async fn canonicalize(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
-        let link = self.shared.link(&self.inner).await?;
         let request = FileRequest::Canonicalize { path: wire(path.as_ref()) };
-        match link.call(Request::File(request)).await.map_err(|e| self.about(e))? {
+        match self.ask(request).await? {
             Response::Path(path) => Ok(local_path(path)),
             other => Err(guest::unexpected(&other)),
         }
@@ -343,18 +344,34 @@ impl Files {
         Ok((call, link))
     }
 
-    /// Up to so many bytes of a file.
+    /// Asks something that changes nothing: over a cut connection again.
+    async fn ask(&self, request: FileRequest) -> Result<Response> {
+        self.shared.ask(&self.inner, Request::File(request)).await
+    }
+
+    /// Up to so many bytes of a file; over a cut connection all of them anew.
     async fn fetch(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let mut repeats = Repeats::new();
+        loop {
+            match self.try_fetch(path, offset, length).await {
+                Err(error) if repeats.again(&error).await => {}
+                fetched => return fetched,
+            }
+        }
+    }
+
+    async fn try_fetch(&self, path: &Path, offset: u64, length: u64) -> Result<Vec<u8>> {
         let link = self.shared.link(&self.inner).await?;
         let request = FileRequest::Read { path: wire(path), offset, length: Some(length) };
         let mut stream = link.open(Request::File(request)).await?;
-        let info = match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
+        let answer = guest::answered(guest::response(&mut stream)).await;
+        let info = match answer.map_err(|e| self.about(e))? {
             Response::File(info) => info,
             other => return Err(guest::unexpected(&other)),
         };
         let mut contents = Vec::with_capacity(info.size.min(length).min(1024 * 1024) as usize);
         loop {
-            match next_frame(&mut stream).await? {
+            match guest::answered(next_frame(&mut stream)).await.map_err(|e| self.about(e))? {
                 Frame::Data(Channel::Out, bytes) => contents.extend_from_slice(&bytes),
                 Frame::Data(..) => return Err(protocol("data of another channel")),
                 Frame::Message(payload) => match decode(&payload)? {
@@ -370,9 +387,7 @@ impl Files {
     }
 
     async fn stat(&self, path: &Path, follow: bool) -> Result<Metadata> {
-        let link = self.shared.link(&self.inner).await?;
-        let request = FileRequest::Stat { path: wire(path), follow };
-        match link.call(Request::File(request)).await.map_err(|e| self.about(e))? {
+        match self.ask(FileRequest::Stat { path: wire(path), follow }).await? {
             Response::File(info) => Ok(metadata(info)),
             other => Err(guest::unexpected(&other)),
         }
@@ -386,14 +401,21 @@ impl Files {
 async fn send_file(link: &Link, request: FileRequest, contents: &[u8]) -> Result<()> {
     let mut stream = link.open(Request::File(request)).await?;
     let sent = async {
-        frame::write_data(&mut stream, Channel::In, contents).await?;
-        frame::write_message(&mut stream, &Input::End).await?;
-        stream.flush().await
+        for piece in contents.chunks(frame::MAX_DATA) {
+            let written = frame::write_data(&mut stream, Channel::In, piece);
+            guest::answered(async { written.await.map_err(guest::broken) }).await?;
+        }
+        guest::answered(async {
+            let ended = frame::write_message(&mut stream, &Input::End).await;
+            ended.map_err(guest::broken)?;
+            stream.flush().await.map_err(guest::broken)
+        })
+        .await
     };
     // A guest that refuses says why, and does not wait for all of it.
     let sent = sent.await;
-    match guest::response(&mut stream).await {
-        Ok(Response::Done(_)) => sent.map_err(guest::broken),
+    match guest::answered(guest::response(&mut stream)).await {
+        Ok(Response::Done(_)) => sent,
         Ok(other) => Err(guest::unexpected(&other)),
         Err(error) => Err(error),
     }

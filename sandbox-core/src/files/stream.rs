@@ -18,7 +18,11 @@ use sandbox_guest::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, ReadBuf};
 
-use super::{Files, Metadata, metadata, next_frame, protocol, transfer::answer, wire};
+use super::{
+    Files, Metadata, metadata, next_frame, protocol,
+    transfer::{answer, moving},
+    wire,
+};
 use crate::{
     Error, ErrorKind, Result, SandboxId, TurnEventSink,
     guest::{self, Link},
@@ -63,7 +67,8 @@ impl Files {
         let link = self.shared.link(&self.inner).await?;
         let request = FileRequest::Read { path: wire(path.as_ref()), offset, length: None };
         let mut stream = link.open(Request::File(request)).await?;
-        let info = match guest::response(&mut stream).await.map_err(|e| self.about(e))? {
+        let first = guest::answered(guest::response(&mut stream)).await;
+        let info = match first.map_err(|e| self.about(e))? {
             Response::File(info) => info,
             other => return Err(self.about(guest::unexpected(&other))),
         };
@@ -115,10 +120,12 @@ async fn send(
                 frame::write_message(&mut writer, &Input::End).await.map_err(guest::broken)?;
                 return Ok(bytes);
             }
-            let written = frame::write_data(&mut writer, Channel::In, &buffer[..count]).await;
-            written.map_err(guest::broken)?;
-            // What is produced slowly must not wait here for more.
-            writer.flush().await.map_err(guest::broken)?;
+            let write = async {
+                frame::write_data(&mut writer, Channel::In, &buffer[..count]).await?;
+                // What is produced slowly must not wait here for more.
+                writer.flush().await
+            };
+            moving("write", write).await?.map_err(guest::broken)?;
             bytes += count as u64;
         }
     };
@@ -127,7 +134,7 @@ async fn send(
 
 fn next(mut reading: Reading) -> Next {
     Box::pin(async move {
-        let frame = next_frame(&mut reading).await;
+        let frame = moving("read", next_frame(&mut reading)).await.and_then(|frame| frame);
         (reading, frame)
     })
 }

@@ -300,7 +300,7 @@ async fn gather(stream: &mut BufReader<Stream>) -> Result<(Vec<Piece>, bool)> {
 }
 
 /// A step of a transfer, in bounded time.
-async fn moving<T>(operation: &'static str, step: impl Future<Output = T>) -> Result<T> {
+pub(super) async fn moving<T>(operation: &'static str, step: impl Future<Output = T>) -> Result<T> {
     tokio::time::timeout(STALL, step).await.map_err(|_| {
         let message = format!("nothing moved for {} s", STALL.as_secs());
         Error::new(ErrorKind::Timeout, operation, message)

@@ -194,7 +194,7 @@ impl Watching {
 
 async fn begin(link: &Link, request: &FileRequest) -> Result<Stream> {
     let mut stream = link.open(Request::File(request.clone())).await?;
-    match guest::in_time(guest::response(&mut stream)).await? {
+    match guest::answered(guest::response(&mut stream)).await? {
         Response::Done(_) => Ok(stream),
         other => Err(guest::unexpected(&other)),
     }

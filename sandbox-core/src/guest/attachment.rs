@@ -3,7 +3,7 @@
 //! Both directions have windows and count from the start of the process, so that a new attachment can
 //! go on where an old one was cut.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use sandbox_guest::{
     DEFAULT_WINDOW, Input, Output, ProcessExit, Request, Response, Start, Started,
@@ -15,8 +15,12 @@ use tokio::{
     sync::{Mutex, Notify},
 };
 
-use super::link::{Link, broken, failed, garbage, in_time, response, unexpected};
+use super::link::{Link, answered_within, broken, failed, garbage, response, unexpected};
 use crate::{Error, ErrorKind, ProcessId, Result};
+
+/// How long a guest may take to attach us to a process that it has to start first. Long, as a start that is
+/// given up kills what was started.
+const ATTACHING: Duration = Duration::from_secs(60);
 
 /// Acknowledge when this much has come since the last time.
 const ACKNOWLEDGE: u64 = DEFAULT_WINDOW / 4;
@@ -110,7 +114,7 @@ impl Attachment {
     }
 
     async fn open(link: &Link, request: Request, from: Taken, rolling: bool) -> Result<Self> {
-        let (stream, response) = in_time(async {
+        let (stream, response) = answered_within(ATTACHING, async {
             let mut stream = link.open(request).await?;
             let response = response(&mut stream).await?;
             Ok((stream, response))

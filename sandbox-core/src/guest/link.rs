@@ -76,7 +76,7 @@ impl Link {
 
     /// A request with a single answer, within a bounded time.
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
-        in_time(async {
+        answered(async {
             let mut stream = self.open(request).await?;
             response(&mut stream).await
         })
@@ -85,13 +85,21 @@ impl Link {
 }
 
 /// What a guest answers at once, within a bounded time.
-pub(crate) async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
-    match tokio::time::timeout(ANSWER, answer).await {
+pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    answered_within(ANSWER, answer).await
+}
+
+/// What a guest answers within a time.
+pub(crate) async fn answered_within<T>(
+    time: Duration,
+    answer: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    match tokio::time::timeout(time, answer).await {
         Ok(result) => result,
         Err(_) => Err(Error::new(
             ErrorKind::Timeout,
             "guest request",
-            format!("the guest did not answer within {} s", ANSWER.as_secs()),
+            format!("the guest did not answer within {} s", time.as_secs()),
         )),
     }
 }

@@ -5,5 +5,5 @@ mod link;
 mod pipe;
 
 pub(crate) use attachment::{Attachment, Item, Taken};
-pub(crate) use link::{Link, broken, failed, garbage, in_time, response, unexpected};
+pub(crate) use link::{Link, answered, broken, failed, garbage, response, unexpected};
 pub(crate) use pipe::Pipe;

@@ -16,6 +16,8 @@ use crate::Result;
 #[derive(Debug, Default)]
 pub(crate) struct Pipe {
     state: Mutex<State>,
+    /// Its standard input comes from elsewhere.
+    sizes_only: bool,
     /// For whoever sends.
     written: Notify,
     /// For whoever writes.
@@ -51,6 +53,11 @@ struct Sent {
 }
 
 impl Pipe {
+    /// For a process that gets its standard input, if it has any, from elsewhere.
+    pub(crate) fn of_sizes() -> Self {
+        Self { sizes_only: true, ..Self::default() }
+    }
+
     /// Takes all of it, waiting for room: at most a window waits. What is written to a process that has
     /// ended is dropped. If the future is dropped, the beginning may have been taken.
     pub(crate) async fn write(&self, mut bytes: &[u8]) {
@@ -91,6 +98,7 @@ impl Pipe {
 
     /// Sends what there is to an attachment that has had `from` bytes, until the process needs nothing more.
     pub(crate) async fn feed(&self, to: &StdinHalf, from: u64) -> Result<()> {
+        let from = if self.sizes_only { 0 } else { from };
         if !self.state().has(from) {
             return Err(garbage(std::io::ErrorKind::InvalidData.into()));
         }

@@ -3,7 +3,8 @@
 use std::{io, sync::Arc};
 
 use sandbox_guest::{
-    Done, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, Response, Start,
+    DEFAULT_WINDOW, Done, ExitStatus, Failure, FailureKind, MAX_KEPT_OUTPUT, Output, Response,
+    Start,
     mux::{Alive, Stream},
 };
 
@@ -32,7 +33,7 @@ pub(crate) async fn start(
     }
 }
 
-fn begin(guest: &Arc<Guest>, start: Start) -> Result<Arc<Process>, Failure> {
+fn begin(guest: &Arc<Guest>, mut start: Start) -> Result<Arc<Process>, Failure> {
     if start.id.is_empty() || start.id.len() > MAX_ID {
         let message = format!("a process id has 1 to {MAX_ID} bytes, not {}", start.id.len());
         return Err(failure(FailureKind::Invalid, message));
@@ -46,13 +47,24 @@ fn begin(guest: &Arc<Guest>, start: Start) -> Result<Arc<Process>, Failure> {
         let message = format!("at most {MAX_KEPT_OUTPUT} bytes of output are kept, not {limit}");
         return Err(failure(FailureKind::Invalid, message));
     }
+    if start.input.as_ref().is_some_and(|input| input.len() as u64 > DEFAULT_WINDOW) {
+        let message = format!("a start brings at most {DEFAULT_WINDOW} bytes of input");
+        return Err(failure(FailureKind::Invalid, message));
+    }
     if lock(&guest.frozen).is_some() {
         let message = "the sandbox is frozen for a snapshot: nothing can be started now";
         return Err(failure(FailureKind::Frozen, message));
     }
     lock(&guest.table).check_room()?;
+    start.stdin |= start.input.is_some();
     let (supervisor, ends) = spawn::spawn(guest, &start)?;
     let process = Arc::new(Process::new(&start, supervisor));
+    if let Some(input) = start.input.take() {
+        let mut state = process.state();
+        // There is room: it was looked at before.
+        let _ = state.stdin.push(&input);
+        state.stdin.end();
+    }
     lock(&guest.table).insert(Arc::clone(&process));
     tokio::spawn(pump::run(Arc::clone(guest), Arc::clone(&process), ends, Box::new(start)));
     Ok(process)

@@ -29,6 +29,9 @@ pub struct Start {
     pub user: Option<String>,
     /// Whether there is standard input; without it, `/dev/null`.
     pub stdin: bool,
+    /// All of its standard input, a window of it at most, so that nothing has to follow; it is then
+    /// ended.
+    pub input: Option<Bytes>,
     /// A terminal of this size instead of pipes; its output is standard output.
     pub pty: Option<PtySize>,
     /// What becomes of the output.

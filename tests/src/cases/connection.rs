@@ -29,6 +29,9 @@ cases!("connection";
     [] a_kill_arrives_over_a_connection_that_is_cut,
     [Pty] a_terminal_has_its_size_over_a_connection_that_is_cut,
     [] a_sandbox_is_used_on_while_a_connection_is_cut,
+    [] files_are_read_whole_over_a_connection_that_is_cut,
+    [] a_file_is_written_whole_or_not_at_all_over_a_connection_that_is_cut,
+    [] an_append_is_not_doubled_over_a_connection_that_is_cut,
 );
 
 /// How long what waits for a connection in vain may take.
@@ -161,7 +164,8 @@ async fn detached_output_is_whole_over_a_connection_that_is_cut(cx: &Context) ->
     let scene = Scene::new(cx).await?;
     let expected = numbers(150_000);
     scene.cutting().each(60_001);
-    let command = Command::shell("sleep 0.1; seq 1 150000; exit 4").detached();
+    let command = Command::shell("sleep 0.1; seq 1 150000; read code; exit $code");
+    let command = command.stdin("4\n").detached();
     let process = soon("a start", scene.cut.spawn(command, &cx.sink)).await??;
     let id = process.id().clone();
     let run = soon("its end", process.wait(&scene.cut, &cx.sink)).await??;
@@ -328,5 +332,95 @@ async fn a_sandbox_is_used_on_while_a_connection_is_cut(cx: &Context) -> Check {
         done??;
     }
     holds!(scene.cutting().cuts() > 10, "it was cut");
+    Ok(())
+}
+
+async fn files_are_read_whole_over_a_connection_that_is_cut(cx: &Context) -> Check {
+    let scene = Scene::new(cx).await?;
+    let contents = numbers(300_000).into_bytes();
+    scene.sandbox.files().write("large", &contents, &cx.sink).await?;
+    let text = "mkdir many; i=0; while [ $i -lt 1500 ]; do echo > many/$i; i=$((i+1)); done";
+    cx.sh(&scene.sandbox, text).await?;
+    let files = scene.cut.files();
+    let before = scene.cutting().cuts();
+    for n in 0..8 {
+        scene.cutting().cut();
+        scene.cutting().next([300 + n * 200_000, 1_000_000, 70]);
+        let read = soon("reading", files.read("large")).await??;
+        holds!(read == contents, "it is whole ({n})");
+        scene.cutting().cut();
+        scene.cutting().next([300 + n * 5_000, 20_000]);
+        same!(soon("listing", files.list("many")).await??.len(), 1500);
+        scene.cutting().cut();
+        scene.cutting().next([60 + n * 70]);
+        let metadata = soon("looking", files.metadata("large")).await??;
+        same!(metadata.size, contents.len() as u64);
+    }
+    let cuts = scene.cutting().cuts() - before;
+    holds!(cuts > 20, "it was cut {cuts} times");
+    Ok(())
+}
+
+async fn a_file_is_written_whole_or_not_at_all_over_a_connection_that_is_cut(
+    cx: &Context,
+) -> Check {
+    let scene = Scene::new(cx).await?;
+    let files = scene.cut.files();
+    let mut old = b"old".to_vec();
+    scene.sandbox.files().write("dir/file", &old, &cx.sink).await?;
+    let mut failed = 0;
+    for n in 0..10 {
+        let new = numbers(150_000 + n).into_bytes();
+        scene.cutting().cut();
+        scene.cutting().next([400 + u64::from(n) * 120_000]);
+        let written = soon("writing", files.write("dir/file", &new, &cx.sink)).await?;
+        let found = scene.sandbox.files().read("dir/file").await?;
+        match written {
+            Ok(()) => holds!(found == new, "what is said to be written is there ({n})"),
+            Err(error) => {
+                same!((error.kind(), error.is_retryable()), (ErrorKind::Unavailable, true));
+                holds!(found == old || found == new, "it is the one or the other ({n})");
+                failed += 1;
+            }
+        }
+        old = found;
+    }
+    holds!(failed > 3, "it was cut {failed} times");
+    // Nothing half is left beside it.
+    let clean = async {
+        while scene.sandbox.files().list("dir").await?.len() != 1 {
+            crate::context::pause().await;
+        }
+        Check::Ok(())
+    };
+    soon("a clean directory", clean).await??;
+    scene.cutting().heal();
+    files.write("dir/file", "new", &cx.sink).await?;
+    same!(files.read("dir/file").await?, b"new");
+    Ok(())
+}
+
+async fn an_append_is_not_doubled_over_a_connection_that_is_cut(cx: &Context) -> Check {
+    let scene = Scene::new(cx).await?;
+    let files = scene.cut.files();
+    let mut surely = Vec::new();
+    for n in 0..30 {
+        scene.cutting().cut();
+        scene.cutting().next([60 + n * 20]);
+        let line = format!("{n}\n");
+        if soon("appending", files.append("log", &line, &cx.sink)).await?.is_ok() {
+            surely.push(n);
+        }
+    }
+    holds!(surely.len() < 30, "some were cut");
+    scene.cutting().heal();
+    let said = String::from_utf8(files.read("log").await?)?;
+    let there: Vec<u64> = said.lines().flat_map(str::parse).collect();
+    let mut once = there.clone();
+    once.dedup();
+    same!(there, once);
+    for n in surely {
+        holds!(there.contains(&n), "{n} is said to be there, and is");
+    }
     Ok(())
 }
