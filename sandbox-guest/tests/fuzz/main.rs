@@ -7,6 +7,7 @@
 //! ```
 
 mod traffic;
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     fmt::Debug,
