@@ -240,6 +240,7 @@ fn median(times: &[Duration]) -> f64 {
 }
 
 /// What a figure must be, beside its peer's.
+#[derive(Clone, Copy)]
 enum Asked {
     /// At most so many times as much.
     AtMost(f64),

@@ -72,7 +72,7 @@ fn standard_input_is_passed_on_both_ways_at_once() {
         let output = cli.run_with(&["exec", "main", "--stdin", "--", "true"], &input);
         assert_eq!(output.status.code(), Some(0));
         let output = cli.run_with(&["exec", "main", "--", "wc", "-c"], b"unread");
-        assert_eq!(said(output).stdout.trim(), "0");
+        assert_eq!(said(&output).stdout.trim(), "0");
     });
 }
 

@@ -109,7 +109,7 @@ fn setup_gets_its_secrets_and_fails_with_its_output() {
             if secret {
                 command.env("SANDBOXER_SECRET_CLI_TEST_TOKEN", "sesame");
             }
-            crate::support::said(command.output().unwrap())
+            crate::support::said(&command.output().unwrap())
         };
         let said = create("s", false);
         assert_eq!(said.code, 1);

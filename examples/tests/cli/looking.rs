@@ -40,7 +40,7 @@ fn the_history_is_told_and_followed() {
         let follower = cli.start(&["history", "main", "--after", "3", "--follow"]);
         cli.sh("main", "true");
         cli.json(&["destroy", "main"]);
-        let followed = said(follower.wait_with_output().unwrap());
+        let followed = said(&follower.wait_with_output().unwrap());
         assert_eq!(followed.code, 0);
         assert_eq!(
             kinds(&followed.stdout),
@@ -72,13 +72,13 @@ fn the_hint_works_when_it_is_pasted() {
             .spawn()
             .unwrap();
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), typed.as_bytes()).unwrap();
-        let said = said(child.wait_with_output().unwrap());
+        let said = said(&child.wait_with_output().unwrap());
         assert!(said.stdout.contains("from inside"), "{hint}: {said:?}");
         // Everything before its last word runs any other command.
         let without = hint.strip_suffix("/bin/sh").unwrap().replace(" --tty", "");
         let run = |rest: &str| {
             let line = format!("{without}{rest}");
-            crate::support::said(Command::new("sh").args(["-c", &line]).output().unwrap())
+            crate::support::said(&Command::new("sh").args(["-c", &line]).output().unwrap())
         };
         assert_eq!(run("/bin/cat /workspace/mark").stdout, "from inside\n", "{hint}");
         assert_eq!(run("/bin/sh -c 'exit 7'").code, 7, "{hint}");

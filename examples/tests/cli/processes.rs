@@ -25,7 +25,7 @@ fn another_process_finds_reads_and_waits_for_it() {
         cli.sh("main", "touch go");
         let waited = cli.json(&["wait", "main", process]);
         assert_eq!(waited["exit_code"], 5);
-        let followed = crate::support::said(follower.wait_with_output().unwrap());
+        let followed = crate::support::said(&follower.wait_with_output().unwrap());
         assert_eq!(followed.stdout, "un\ndone\n", "{followed:?}");
         assert_eq!(cli.run(&["logs", "main", process, "--offset", "6"]).stdout, "done\n");
         assert_eq!(cli.json(&["wait", "main", process])["exit_code"], 5, "also later");

@@ -88,7 +88,7 @@ impl Cli {
 
     /// Runs a call to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Said {
-        said(self.command(args).output().unwrap())
+        said(&self.command(args).output().unwrap())
     }
 
     /// Runs a call that must succeed; its document.
@@ -170,7 +170,7 @@ impl Drop for Cli {
     }
 }
 
-pub(crate) fn said(output: Output) -> Said {
+pub(crate) fn said(output: &Output) -> Said {
     Said {
         code: output.status.code().unwrap_or(-1),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -6,8 +6,9 @@
 //! SANDBOX_FUZZ_CASES=1000000 SANDBOX_FUZZ_SEED=$RANDOM cargo test --release -p sandbox-guest --test fuzz
 //! ```
 
-mod traffic;
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod traffic;
 
 use std::{
     fmt::Debug,

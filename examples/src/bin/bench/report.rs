@@ -15,7 +15,7 @@ pub(crate) struct Figure<'a> {
 
 impl Figure<'_> {
     pub(crate) fn print(&self) {
-        print(self.line());
+        print(&self.line());
     }
 
     fn line(&self) -> Value {
@@ -34,7 +34,7 @@ pub(crate) fn report(metric: &str, value: f64, peer: &str, peer_value: f64) {
 
 /// A figure that has a bound: the value must not be above it.
 pub(crate) fn report_bounded(metric: &str, value: f64, unit: &str, asked: f64) {
-    print(json!({
+    print(&json!({
         "metric": metric, "backend": "bwrap", "value": round(value), "unit": unit,
         "asked": format!("at most {asked}"), "met": value <= asked,
     }));
@@ -42,12 +42,12 @@ pub(crate) fn report_bounded(metric: &str, value: f64, unit: &str, asked: f64) {
 
 /// A figure by itself; `of` says what it is of.
 pub(crate) fn report_plain(metric: &str, value: f64, unit: &str, of: &str) {
-    print(json!({
+    print(&json!({
         "metric": metric, "backend": "bwrap", "value": round(value), "unit": unit, "of": of,
     }));
 }
 
-fn print(line: Value) {
+fn print(line: &Value) {
     println!("{line}");
 }
 
