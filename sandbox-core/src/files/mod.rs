@@ -18,7 +18,7 @@ use sandbox_guest::{
     Bytes, FileInfo, FileRequest, Input, Request, Response,
     frame::{self, Channel, Frame},
 };
-use tokio::io::AsyncRead;
+use tokio::io::{AsyncRead, AsyncWriteExt};
 
 pub use directory::{DirEntry, LIST_LIMIT, ReadDir};
 pub use stream::FileReader;
@@ -27,8 +27,6 @@ pub use transfer_options::{
     DownloadOptions, Existing, OutsideLinks, Progress, Transferred, UploadOptions,
 };
 pub use watch::{FileEvent, FileWatch};
-
-use self::transfer::moving;
 
 use crate::{
     Error, ErrorKind, Known, Result, TurnEventSink,

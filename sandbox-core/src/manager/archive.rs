@@ -4,6 +4,8 @@
 //! same from every backend. The guest that reads it writes nothing outside of its workspace, whatever the
 //! archive says.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sandbox_guest::{
     FileRequest, Input, Request, Response, TreeRecord,
     frame::{self, Channel, Frame},
@@ -137,7 +139,7 @@ async fn send_out(link: &Link, to: &mut (impl AsyncWrite + Unpin)) -> Result<()>
             Some(Frame::Message(payload)) => {
                 match frame::decode(&payload).map_err(guest::broken)? {
                     Response::Tree(record) => {
-                        let ended = matches!(record, TreeRecord::End { .. });
+                        let ended = matches!(record, TreeRecord::End);
                         let message = Input::Tree(record);
                         frame::write_message(to, &message).await.map_err(written)?;
                         if ended {
@@ -164,6 +166,7 @@ async fn take_in(link: &Link, from: &mut (impl AsyncRead + Unpin)) -> Result<()>
     };
     let stream = link.open(Request::File(request)).await?;
     let (mut reader, mut writer) = tokio::io::split(stream);
+    let all_sent = AtomicBool::new(false);
     let feed = async {
         loop {
             let read = match frame::read(from).await {
@@ -182,7 +185,8 @@ async fn take_in(link: &Link, from: &mut (impl AsyncRead + Unpin)) -> Result<()>
                             return Err(invalid("the archive has something else in it than files"));
                         }
                     };
-                    let ended = matches!(record, TreeRecord::End { .. });
+                    let ended = matches!(record, TreeRecord::End);
+                    all_sent.store(ended, Ordering::Release);
                     let sent = frame::write_message(&mut writer, &Input::Tree(record)).await;
                     sent.map_err(guest::broken)?;
                     if ended {
@@ -196,7 +200,7 @@ async fn take_in(link: &Link, from: &mut (impl AsyncRead + Unpin)) -> Result<()>
             }
         }
     };
-    crate::files::answer(feed, &mut reader).await
+    crate::files::answer(feed, &all_sent, &mut reader).await
 }
 
 fn invalid(message: &str) -> Error {
