@@ -7,13 +7,16 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{BackendId, SandboxId};
 
 /// What the SDK's calls return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What kind of failure; the thing to branch on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// A sandbox, snapshot, process, program, file, directory or user that does not exist.

@@ -94,7 +94,7 @@ pub use profile::{
     ProfileCatalog, ProfileMetadata, ReachabilityHints, Resources, Route, SetupRule, TtlRule,
     WorkspaceModeRule, WorkspaceRule,
 };
-pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport};
+pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport, SshReach};
 pub use record::{SandboxState, Snapshot};
 pub use route::Strategy;
 pub use sandbox::Sandbox;

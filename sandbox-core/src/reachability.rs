@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// How someone else can get into a sandbox.
 ///
 /// Serialized it is flat: `pid` and `workspace_dir` for a local one, `container` and `workspace_dir` for a
-/// container. A consumer branches on which field is present.
+/// container, `ssh` and `remote_dir` for one on another host. A consumer branches on which field is
+/// present.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 #[non_exhaustive]
@@ -16,6 +17,36 @@ pub enum Reachability {
     Local(LocalReach),
     /// Through a container engine.
     Container(ContainerReach),
+    /// Over SSH.
+    Ssh(SshReach),
+}
+
+/// Over SSH.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SshReach {
+    /// What `ssh` is to connect to, as it was configured: a host's name or alias, perhaps with a user.
+    pub ssh: String,
+    /// The host alone.
+    pub host: String,
+    /// The workspace, as it is seen once there.
+    pub remote_dir: PathBuf,
+    /// The configuration of `ssh`, where it is not the user's own.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub config_file: Option<PathBuf>,
+    /// What runs a shell in the sandbox, as a command line of the host; without one, a shell in
+    /// `remote_dir` is in it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub command: Option<String>,
+    /// Which tunnel leads there: a hint for whoever has no way of their own.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tunnel: Option<String>,
+    /// Through which host it leads.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tunnel_via: Option<String>,
+    /// Who gives out the identity that is let in there: a hint too.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub identity: Option<String>,
 }
 
 /// Through a container engine.
@@ -103,19 +134,48 @@ impl ContainerReach {
     }
 }
 
+impl SshReach {
+    /// To this destination, into this workspace.
+    pub fn new(ssh: impl Into<String>, remote_dir: impl Into<PathBuf>) -> Self {
+        let ssh = ssh.into();
+        let host = ssh.rsplit_once('@').map_or(ssh.as_str(), |(_, host)| host).to_owned();
+        Self {
+            ssh,
+            host,
+            remote_dir: remote_dir.into(),
+            config_file: None,
+            command: None,
+            tunnel: None,
+            tunnel_via: None,
+            identity: None,
+        }
+    }
+
+    /// The command line. The host's shell sees the command once more, so that it is quoted twice.
+    fn one_liner(&self) -> String {
+        let mut words = vec!["ssh".to_owned(), "-t".to_owned()];
+        if let Some(file) = &self.config_file {
+            words.extend(["-F".to_owned(), quoted(file)]);
+        }
+        let command = match &self.command {
+            Some(command) => command.clone(),
+            None => format!("cd {} && exec \"$SHELL\"", quoted(&self.remote_dir)),
+        };
+        words.extend([quoted(Path::new(&self.ssh)), quoted(Path::new(&command))]);
+        words.join(" ")
+    }
+}
+
 impl Reachability {
     /// The same as command lines.
     #[must_use]
     pub fn report(&self) -> ReachabilityReport {
-        let hint = match self {
-            Self::Local(local) => local.exec_hint(),
-            Self::Container(container) => container.exec_hint(),
+        let (ssh_one_liner, local_exec_hint) = match self {
+            Self::Local(local) => (None, Some(local.exec_hint())),
+            Self::Container(container) => (None, Some(container.exec_hint())),
+            Self::Ssh(ssh) => (Some(ssh.one_liner()), None),
         };
-        ReachabilityReport {
-            reachability: self.clone(),
-            ssh_one_liner: None,
-            local_exec_hint: Some(hint),
-        }
+        ReachabilityReport { reachability: self.clone(), ssh_one_liner, local_exec_hint }
     }
 }
 
@@ -213,5 +273,29 @@ mod tests {
              --user --preserve-credentials --mount --pid --net --uts --ipc -- /run/sandbox/guest \
              enter -- /bin/sh"
         );
+    }
+
+    #[test]
+    fn the_ssh_form_survives_two_shells() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("it's a \"place\" for $HOME");
+        std::fs::create_dir(&dir).unwrap();
+        let mut ssh = SshReach::new("me@build1", &dir);
+        ssh.tunnel = Some("ops-bridge".into());
+        let report = Reachability::Ssh(ssh).report();
+        assert_eq!(report.local_exec_hint, None);
+        // As ssh does: the words that are left are put together for the host's shell.
+        let pasted = format!(
+            "ssh() {{ [ \"$1 $2\" = '-t me@build1' ] && shift 2 && /bin/sh -c \"$*\"; }}; {}",
+            report.ssh_one_liner.as_deref().unwrap()
+        );
+        let mut shell = std::process::Command::new("/bin/sh");
+        let said = shell.args(["-c", &pasted]).env("SHELL", "pwd").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout).trim_end(), dir.to_str().unwrap());
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["ssh"], "me@build1");
+        assert_eq!(json["host"], "build1");
+        assert_eq!(json["tunnel"], "ops-bridge");
+        assert_eq!(serde_json::from_value::<ReachabilityReport>(json).unwrap(), report);
     }
 }

@@ -4,11 +4,11 @@
 /// must come from elsewhere.
 #[must_use]
 pub fn bundled() -> Option<&'static [u8]> {
-    #[cfg(all(feature = "bundled", not(no_bundled_guest)))]
+    #[cfg(all(feature = "bundled", not(no_bundled)))]
     {
         Some(include_bytes!(concat!(env!("OUT_DIR"), "/sandbox-guest.bin")))
     }
-    #[cfg(not(all(feature = "bundled", not(no_bundled_guest))))]
+    #[cfg(not(all(feature = "bundled", not(no_bundled))))]
     {
         None
     }

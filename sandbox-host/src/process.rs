@@ -114,7 +114,7 @@ impl Guest {
 }
 
 /// When a process started, in clock ticks since the host's start; `None` if it does not run any more.
-fn start_time(pid: u32) -> io::Result<Option<u64>> {
+pub(crate) fn start_time(pid: u32) -> io::Result<Option<u64>> {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => Ok(parse_start_time(&stat)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

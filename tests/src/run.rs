@@ -28,7 +28,7 @@ pub fn main(subjects: Vec<Subject>) -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
     for subject in subjects {
-        for case in all() {
+        for case in all().into_iter().filter(|case| subject.wants(case.name)) {
             let name = format!("{}::{}", subject.name(), case.name);
             let subject = subject.clone();
             let full = name.clone();

@@ -64,6 +64,8 @@ impl Layers {
                 Ok(fd) => dirs.push(LayerDir::new(layer, fd)?),
                 // What runs inside may just have removed or replaced it.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {}
+                // Closed, and this has no more rights than whoever closed it.
+                Err(Errno::ACCESS) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -173,7 +175,7 @@ fn is_whiteout(dir: &LayerDir, name: &CStr, stat: &Stat) -> io::Result<bool> {
 fn is_opaque(dir: &LayerDir, name: &CStr) -> io::Result<bool> {
     match openat(&dir.fd, name, directory_flags(), Mode::empty()) {
         Ok(dir) => Ok(opacity(&dir)? == Some(b'y')),
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(false),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

@@ -15,6 +15,8 @@ use sandbox_core::{
     SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
 };
 
+use crate::size;
+
 use super::{
     ID,
     cgroup::{Available, Controller},
@@ -26,7 +28,7 @@ use super::{
     plan::{self, ENTER_PROGRAM, WORKSPACE},
     probe,
     process::boot_id,
-    programs, size, snapshot,
+    programs, snapshot,
     staging::Stager,
 };
 
@@ -71,6 +73,16 @@ impl BwrapHost {
             probed: tokio::sync::OnceCell::new(),
         }));
         Self { shared }
+    }
+
+    /// A connection to an instance's guest.
+    ///
+    /// # Errors
+    ///
+    /// As [`SandboxBackend::connect`].
+    pub fn connect_socket(&self, instance: &Instance) -> Result<std::os::unix::net::UnixStream> {
+        let dir = self.dir(instance);
+        dir.connect_blocking().map_err(|error| about(not_connected(&dir, error), instance))
     }
 
     pub(crate) fn shared(&self) -> &Shared {
@@ -256,25 +268,10 @@ impl SandboxBackend for BwrapHost {
 
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {
         let dir = self.dir(instance);
-        let error = match dir.connect().await {
-            Ok(stream) => return Ok(Box::new(stream)),
-            Err(error) => error,
-        };
-        let error = match error.kind() {
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
-                let words = dir.last_words().map(|words| format!("; it said last: {words}"));
-                let message = format!("the guest does not run{}", words.unwrap_or_default());
-                lost("connect", message).with_source(error)
-            }
-            io::ErrorKind::WouldBlock => Error::new(
-                ErrorKind::Unavailable,
-                "connect",
-                "the guest takes no more connections now",
-            )
-            .with_source(error),
-            _ => Error::io("connect", "the guest's socket", error),
-        };
-        Err(about(error, instance))
+        match dir.connect().await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) => Err(about(not_connected(&dir, error), instance)),
+        }
     }
 
     async fn inspect(&self, instance: &Instance) -> Result<InstanceState> {
@@ -320,7 +317,8 @@ impl SandboxBackend for BwrapHost {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         let (state, id) = (self.shared.state.clone(), snapshot.id.clone());
-        let measured = blocking("measure the snapshot", move || size::of(&state, &id)).await;
+        let measured =
+            blocking("measure the snapshot", move || snapshot::size_of(&state, &id)).await;
         measured.map_err(|error| error.with_backend(&self.id()))
     }
 
@@ -377,6 +375,21 @@ impl SandboxBackend for BwrapHost {
             instance::all(&state)?.iter().map(|(dir, marks)| instance::found(dir, marks)).collect()
         });
         found.await.map_err(|error| error.with_backend(&self.id()))
+    }
+}
+
+fn not_connected(dir: &InstanceDir, error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
+            let words = dir.last_words().map(|words| format!("; it said last: {words}"));
+            let message = format!("the guest does not run{}", words.unwrap_or_default());
+            lost("connect", message).with_source(error)
+        }
+        io::ErrorKind::WouldBlock => {
+            let message = "the guest takes no more connections now";
+            Error::new(ErrorKind::Unavailable, "connect", message).with_source(error)
+        }
+        _ => Error::io("connect", "the guest's socket", error),
     }
 }
 

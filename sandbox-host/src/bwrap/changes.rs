@@ -3,18 +3,16 @@
 //! A change is a file of an upper layer, so nothing else has to be looked at. The guest program does that,
 //! in a `bwrap` of its own: what is there is hostile, may be closed to its owner, and may be large.
 
-use std::{
-    ffi::OsString,
-    os::unix::ffi::OsStringExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use sandbox_core::{Change, ChangeKind, Error, ErrorKind, Result, Root, SnapshotData, SnapshotId};
+use sandbox_core::{Change, Error, ErrorKind, Result, Root, SnapshotData, SnapshotId};
+
+use crate::changes;
 
 use super::{
     accounts,
     backend::Shared,
-    error::{at, blocking, failed, lost},
+    error::{at, blocking, lost},
     helper,
     host::HostView,
     instance::{InstanceDir, Marks, PARTS},
@@ -23,8 +21,6 @@ use super::{
 };
 
 const OPERATION: &str = "changes";
-/// How the helper says that there are too many.
-const TOO_MANY: &str = "there are more than";
 
 /// What the instance shows that the snapshot, or a fresh instance of its spec, does not.
 pub(crate) async fn changes(
@@ -48,16 +44,7 @@ pub(crate) async fn changes(
         helper::changes_arguments(&sources, &now, &then, &mounts, made.as_deref())
     })
     .await?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let message = format!("{} ({})", said.trim(), output.status);
-        let kind = match said.contains(TOO_MANY) {
-            true => ErrorKind::LimitExceeded,
-            false => ErrorKind::Backend,
-        };
-        return Err(Error::new(kind, OPERATION, message));
-    }
-    blocking(OPERATION, move || read(&output.stdout)).await
+    blocking(OPERATION, move || changes::told(OPERATION, &output)).await
 }
 
 struct Prepared {
@@ -96,39 +83,4 @@ fn prepare(shared: &Shared, dir: &InstanceDir, then: &[SnapshotId]) -> Result<Pr
     wanted.extend(spec.workspace.as_deref().map(launch::workspace));
     let with_workspace = spec.workspace.is_some();
     Ok(Prepared { now, wanted, mounts, made, with_workspace })
-}
-
-/// What the helper wrote. It is ours, but what it looked at is not: nothing is taken for granted.
-fn read(output: &[u8]) -> Result<Vec<Change>> {
-    let broken = || failed(OPERATION, "the helper's output is broken");
-    let mut changes = Vec::new();
-    for record in output.split_inclusive(|byte| *byte == 0) {
-        let (kind, path) = record.split_first().ok_or_else(broken)?;
-        let kind = match kind {
-            b'A' => ChangeKind::Added,
-            b'M' => ChangeKind::Modified,
-            b'D' => ChangeKind::Deleted,
-            _ => return Err(broken()),
-        };
-        let path = path.strip_suffix(&[0]).filter(|path| path.starts_with(b"/"));
-        let path = OsString::from_vec(path.ok_or_else(broken)?.to_vec()).into();
-        changes.push(Change { path, kind });
-    }
-    Ok(changes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_are_read_whatever_their_paths() {
-        let changes = read(b"A/a\nb\0D/\xff\0").unwrap();
-        assert_eq!(changes[0], Change { path: "/a\nb".into(), kind: ChangeKind::Added });
-        assert_eq!(changes[1].path, PathBuf::from(OsString::from_vec(b"/\xff".to_vec())));
-        assert!(read(b"").unwrap().is_empty());
-        for broken in [&b"A/a"[..], b"X/a\0", b"Aa\0", b"\0"] {
-            assert!(read(broken).is_err());
-        }
-    }
 }

@@ -9,6 +9,8 @@ use std::{
 
 use sandbox_core::{Result, SnapshotData, SnapshotId};
 
+use crate::cleanup;
+
 use super::{
     backend::Shared,
     config::RunAs,
@@ -94,9 +96,10 @@ impl Drop for Half {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.0);
         if path.exists() {
-            let remove = move || tree::remove(&path);
             // Its removal may take long, and this may be an asynchronous task.
-            let _ = std::thread::Builder::new().name("sandbox-removal".into()).spawn(remove);
+            let _ = cleanup::spawn(move || {
+                let _ = tree::remove(&path);
+            });
         }
     }
 }

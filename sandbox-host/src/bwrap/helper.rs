@@ -3,95 +3,39 @@
 
 use std::{
     ffi::OsString,
-    io,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
-use rustix::fd::OwnedFd;
-use sandbox_core::{Error, Result, SnapshotId};
+use sandbox_core::{Result, SnapshotId};
+
+use crate::tool;
 
 use super::{
     backend::Shared,
-    error::blocking,
     host::INSIDE_ID,
     instance::PARTS,
     plan::{Line, WORKSPACE},
     programs::find_program,
     staging::Wanted,
-    sys::ChildSetup,
 };
 
-/// Runs a helper program of ours to its end, without the harness's environment and descriptors.
-/// Dropping the future kills it; so does the harness's end.
+/// Runs a helper to its end, without the harness's environment and descriptors. Dropping the future kills
+/// it; so does the harness's end.
 pub(crate) async fn run_helper(
     shared: &Shared,
     operation: &'static str,
     wanted: Vec<Wanted>,
     arguments: impl FnOnce(&[PathBuf]) -> Vec<OsString> + Send + 'static,
 ) -> Result<std::process::Output> {
-    let (started, mut running) = tokio::sync::oneshot::channel();
     let shared = shared.clone();
-    let work = blocking(operation, move || {
+    tool::run(operation, "bwrap", move || {
         let staged = shared.stager.stage(operation, &wanted)?;
         let mut command = Command::new(find_program(&shared.program)?);
-        command.args(arguments(&staged.paths)).env_clear().current_dir("/");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let setup = ChildSetup {
-            stage: staged.stage,
-            // This thread stays until the child has ended.
-            die_with_thread: true,
-            ..ChildSetup::default()
-        };
-        setup.apply(&mut command);
-        let starting = |error| Error::io(operation, "starting bwrap", error);
-        let child = command.spawn().map_err(starting)?;
-        if let Ok(killer) = Killer::new(child.id()) {
-            // Nobody waits any more if this fails: then the killer is dropped here and kills.
-            let _ = started.send(killer);
-        }
-        child.wait_with_output().map_err(starting)
-    });
-    tokio::pin!(work);
-    let mut killer = None;
-    let output = loop {
-        tokio::select! {
-            biased;
-            output = &mut work => break output,
-            sent = &mut running, if killer.is_none() => match sent {
-                Ok(sent) => killer = Some(sent),
-                Err(_) => break work.await,
-            },
-        }
-    };
-    if let Some(killer) = killer {
-        killer.ended();
-    }
-    output
-}
-
-/// Kills a process when it is dropped.
-struct Killer(Option<OwnedFd>);
-
-impl Killer {
-    fn new(pid: u32) -> io::Result<Self> {
-        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-        let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
-        let flags = rustix::process::PidfdFlags::empty();
-        Ok(Self(Some(rustix::process::pidfd_open(pid, flags)?)))
-    }
-
-    fn ended(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Killer {
-    fn drop(&mut self) {
-        if let Some(process) = &self.0 {
-            let _ = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
-        }
-    }
+        command.args(arguments(&staged.paths));
+        Ok((command, staged.stage))
+    })
+    .await
 }
 
 /// The directories that a helper looks for changes in.

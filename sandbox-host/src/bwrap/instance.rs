@@ -299,6 +299,12 @@ impl InstanceDir {
         tokio::net::UnixStream::connect(socket_in(&dir)).await
     }
 
+    /// The same, for who does not wait for anything else meanwhile.
+    pub(crate) fn connect_blocking(&self) -> io::Result<std::os::unix::net::UnixStream> {
+        let dir = self.open()?;
+        std::os::unix::net::UnixStream::connect(socket_in(&dir))
+    }
+
     fn open(&self) -> io::Result<fs::File> {
         fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(&self.path)
     }

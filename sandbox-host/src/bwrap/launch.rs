@@ -17,6 +17,8 @@ use sandbox_core::{Error, ErrorKind, Limits, Network, Result, Root, SandboxSpec}
 use sandbox_guest::preamble;
 use tokio::sync::watch;
 
+use crate::cleanup;
+
 use super::{
     accounts,
     backend::Shared,
@@ -95,8 +97,7 @@ impl Made {
 impl Drop for Made {
     fn drop(&mut self) {
         let Some(undo) = self.take() else { return };
-        // A thread, as there may be no runtime any more.
-        let removal = std::thread::Builder::new().name("sandbox-removal".into()).spawn(|| {
+        let removal = cleanup::spawn(|| {
             if let Err(error) = undo() {
                 tracing::warn!(%error, "a cancelled instance is left for the inventory");
             }

@@ -26,7 +26,6 @@ mod launch;
 mod plan;
 mod probe;
 mod settings;
-mod size;
 mod snapshot;
 mod staging;
 

@@ -1,4 +1,4 @@
-//! How much a layer measures.
+//! How much a directory measures.
 
 use std::{
     collections::HashSet,
@@ -7,23 +7,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sandbox_core::{Error, ErrorKind, Result, SnapshotId};
-
-use super::{config::State, error::at};
-
-/// What a snapshot's layer takes on disk, in bytes. A directory that its owner made unreadable, and that
-/// an ordinary harness therefore cannot look into, counts as itself.
-pub(crate) fn of(state: &State, snapshot: &SnapshotId) -> Result<u64> {
-    const OPERATION: &str = "measure the snapshot";
-    let layer = state.layers().join(snapshot.as_str());
-    if !layer.is_dir() {
-        let message = format!("there is no layer {snapshot} in {}", state.root.display());
-        return Err(Error::new(ErrorKind::NotFound, OPERATION, message));
-    }
-    measure(&layer).map_err(at(OPERATION, &layer))
-}
-
-/// What a directory takes on disk, in bytes. What is removed meanwhile counts or does not.
+/// What a directory takes on disk, in bytes. A directory in it that its owner made unreadable, and that an
+/// ordinary harness therefore cannot look into, counts as itself. What is removed meanwhile counts or does
+/// not.
 pub(crate) fn measure(top: &Path) -> io::Result<u64> {
     let mut total = 0_u64;
     // Of a file with several names, each name but the first costs nothing.

@@ -1,0 +1,14 @@
+/// The host program for the build machine's architecture, when the feature `bundled` is on.
+///
+/// `None` without the feature, or where the build machine cannot build a Linux program.
+#[must_use]
+pub fn bundled() -> Option<&'static [u8]> {
+    #[cfg(all(feature = "bundled", not(no_bundled)))]
+    {
+        Some(include_bytes!(concat!(env!("OUT_DIR"), "/sandbox-host.bin")))
+    }
+    #[cfg(not(all(feature = "bundled", not(no_bundled))))]
+    {
+        None
+    }
+}

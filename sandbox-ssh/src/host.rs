@@ -1,0 +1,393 @@
+//! A host: its connections, our program on it, and what that is asked for.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use sandbox_core::{Capabilities, Error, ErrorKind, Result};
+use sandbox_host::message::{self, Answer, Call, Isolation, Request};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    sync::{Mutex as AsyncMutex, OnceCell, OwnedSemaphorePermit},
+};
+
+use crate::{
+    address::Address,
+    channel::Channel,
+    config::Settings,
+    error::{broken, nonsense},
+    master::{Facts, Master},
+    program, script,
+};
+
+/// How long our program may be silent. It says every two seconds that it works.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How much an account's shell may say before our program does.
+const NOISE: usize = 256 * 1024;
+/// How many connections to one host there may be, each with several sessions.
+const CONNECTIONS: usize = 64;
+/// How long a host that was there may be away before it counts as gone.
+const AWAY: Duration = Duration::from_secs(60);
+/// How long to wait between two tries to reach it.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// A host.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) address: Address,
+    pub(crate) settings: Arc<Settings>,
+    masters: AsyncMutex<Vec<Arc<Master>>>,
+    /// Connections that broke, whose sessions the host may still serve.
+    broken: Mutex<Vec<String>>,
+    was_reached: AtomicBool,
+    program: OnceCell<PathBuf>,
+    isolation: OnceCell<(Isolation, Capabilities)>,
+}
+
+impl Host {
+    pub(crate) fn new(address: Address, settings: Arc<Settings>) -> Self {
+        Self {
+            address,
+            settings,
+            masters: AsyncMutex::default(),
+            broken: Mutex::default(),
+            was_reached: AtomicBool::new(false),
+            program: OnceCell::new(),
+            isolation: OnceCell::new(),
+        }
+    }
+
+    /// How sandboxes are separated from this host, and what else it can do: tried once.
+    ///
+    /// # Errors
+    ///
+    /// `Unavailable` if there is no bubblewrap, and the account alone was not accepted.
+    pub(crate) async fn isolation(&self) -> Result<&(Isolation, Capabilities)> {
+        self.isolation.get_or_try_init(|| self.try_isolation()).await
+    }
+
+    async fn try_isolation(&self) -> Result<(Isolation, Capabilities)> {
+        // What fails here is no want of bubblewrap.
+        self.program.get_or_try_init(|| program::bring(self)).await?;
+        let why = match self.call("probe", Isolation::Bwrap, Request::Probe).await {
+            Ok(Answer::Capabilities(found)) => return Ok((Isolation::Bwrap, found)),
+            Ok(_) => return Err(nonsense("probe", &self.address, "answers another question")),
+            // The connection, not bubblewrap.
+            Err(error) if error.is_retryable() => return Err(error),
+            Err(error) => error,
+        };
+        if !self.settings.accept_account {
+            let message = format!(
+                "{} offers no isolation: {}. Install bubblewrap there; or accept the account as the only \
+                 isolation, where sandboxes have all rights of the account",
+                self.address,
+                why.message()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, "probe", message).retryable(false));
+        }
+        match self.call("probe", Isolation::Account, Request::Probe).await? {
+            Answer::Capabilities(found) => {
+                let version = format!("{}; no bubblewrap: {}", found.version, why.message());
+                Ok((Isolation::Account, Capabilities { version, ..found }))
+            }
+            _ => Err(nonsense("probe", &self.address, "answers another question")),
+        }
+    }
+
+    /// Asks the host for something that may be asked for twice: if the connection breaks, it is, through
+    /// another one, for as long as the host may be away.
+    pub(crate) async fn call(
+        &self,
+        operation: &'static str,
+        isolation: Isolation,
+        request: Request,
+    ) -> Result<Answer> {
+        let mut away = Away::begin();
+        loop {
+            match self.call_once(operation, isolation, request.clone()).await {
+                Err(Fault::Link(error)) => away.wait(error).await?,
+                answer => return Ok(answer?),
+            }
+        }
+    }
+
+    /// Asks the host for something.
+    pub(crate) async fn call_once(
+        &self,
+        operation: &'static str,
+        isolation: Isolation,
+        request: Request,
+    ) -> Result<Answer, Fault> {
+        let mut channel = self.begin(operation, isolation, request).await?;
+        let answer = self.answer(operation, &mut channel).await?;
+        // Its input stays open until it has ended: an end before that means that nobody waits.
+        drop(channel);
+        Ok(answer)
+    }
+
+    /// A byte stream to what was asked for, after it was answered.
+    pub(crate) async fn stream(&self, isolation: Isolation, request: Request) -> Result<Channel> {
+        let mut away = Away::begin();
+        loop {
+            let tried = async {
+                let mut channel = self.begin("connect", isolation, request.clone()).await?;
+                self.answer("connect", &mut channel).await?;
+                Ok(channel)
+            };
+            let tried: Result<Channel, Fault> = tried.await;
+            match tried {
+                Err(Fault::Link(error)) => away.wait(error).await?,
+                tried => return Ok(tried?),
+            }
+        }
+    }
+
+    /// Starts our program with a request; its answers are to be read.
+    pub(crate) async fn begin(
+        &self,
+        operation: &'static str,
+        isolation: Isolation,
+        request: Request,
+    ) -> Result<Channel, Fault> {
+        let program = self.program.get_or_try_init(|| program::bring(self)).await?;
+        self.forget_broken(program).await?;
+        self.begin_with(operation, program, isolation, request).await
+    }
+
+    async fn begin_with(
+        &self,
+        operation: &'static str,
+        program: &std::path::Path,
+        isolation: Isolation,
+        request: Request,
+    ) -> Result<Channel, Fault> {
+        let command = script::run(&program.to_string_lossy(), "call");
+        let mut channel = self.open(&command).await?;
+        let state_dir = self.settings.state_dir.clone().unwrap_or_default();
+        let settings = message::Settings { state_dir, isolation };
+        let call = Call { settings, request, link: channel.master().id.clone() };
+        let bytes = message::encode(&call).map_err(|error| {
+            let message =
+                "the request cannot be sent: a path in it is not UTF-8, or it is too long";
+            Fault::Other(Error::new(ErrorKind::InvalidSpec, operation, message).with_source(error))
+        })?;
+        let begun = async {
+            channel.write_all(&bytes).await?;
+            channel.flush().await?;
+            skip_to(&mut channel, message::BEGIN).await
+        };
+        match tokio::time::timeout(SILENCE, begun).await {
+            Ok(Ok(())) => Ok(channel),
+            Ok(Err(error)) => Err(self.failed(operation, &channel, error).await),
+            Err(_) => Err(self.silent(operation, &channel).await),
+        }
+    }
+
+    /// Has the host end what it still serves for connections that are broken.
+    async fn forget_broken(&self, program: &std::path::Path) -> Result<(), Fault> {
+        let links = std::mem::take(&mut *self.broken());
+        if links.is_empty() {
+            return Ok(());
+        }
+        const OPERATION: &str = "end what a broken connection left";
+        let request = Request::Forget { links: links.clone() };
+        let forgotten = async {
+            let mut channel =
+                self.begin_with(OPERATION, program, Isolation::default(), request).await?;
+            self.answer(OPERATION, &mut channel).await
+        };
+        let forgotten = forgotten.await;
+        if forgotten.is_err() {
+            self.broken().extend(links);
+        }
+        forgotten.map(drop)
+    }
+
+    /// The next answer that is more than a sign of life.
+    pub(crate) async fn answer(
+        &self,
+        operation: &'static str,
+        channel: &mut Channel,
+    ) -> Result<Answer, Fault> {
+        loop {
+            let read = message::read::<Answer>(channel, message::LARGE);
+            match tokio::time::timeout(SILENCE, read).await {
+                Ok(Ok(Some(Answer::Working))) => {}
+                Ok(Ok(Some(Answer::Failed(failure)))) => {
+                    return Err(Fault::Other(failure.into_error(operation)));
+                }
+                Ok(Ok(Some(answer))) => return Ok(answer),
+                Ok(Ok(None)) => {
+                    let error = std::io::ErrorKind::UnexpectedEof.into();
+                    return Err(self.failed(operation, channel, error).await);
+                }
+                Ok(Err(error)) => return Err(self.failed(operation, channel, error).await),
+                Err(_) => return Err(self.silent(operation, channel).await),
+            }
+        }
+    }
+
+    /// Why a session ended before its answer: because the connection did, or our program.
+    async fn failed(
+        &self,
+        operation: &'static str,
+        channel: &Channel,
+        error: std::io::Error,
+    ) -> Fault {
+        // The end of a connection is seen by its sessions first.
+        let ended = tokio::time::timeout(Duration::from_millis(500), channel.master().ended());
+        if ended.await.is_ok() {
+            return Fault::Link(broken(operation, &self.address, error));
+        }
+        let words = channel.words();
+        if words.is_empty() {
+            return Fault::Link(broken(operation, &self.address, error));
+        }
+        let message = format!("our program on {} ended without an answer: {words}", self.address);
+        Fault::Other(Error::new(ErrorKind::Backend, operation, message).with_source(error))
+    }
+
+    /// A connection over which nothing comes is as good as broken.
+    async fn silent(&self, operation: &'static str, channel: &Channel) -> Fault {
+        self.give_up(channel.master()).await;
+        let message = format!("{} said nothing for {SILENCE:?}", self.address);
+        Fault::Link(Error::new(ErrorKind::Unavailable, operation, message))
+    }
+
+    async fn give_up(&self, master: &Arc<Master>) {
+        let mut masters = self.masters.lock().await;
+        masters.retain(|known| known.id != master.id);
+        self.broken().push(master.id.clone());
+    }
+
+    fn broken(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a command, through a connection that has room for it.
+    pub(crate) async fn open(&self, command: &str) -> Result<Channel, Fault> {
+        loop {
+            let (master, permit) = self.connection().await?;
+            let opened = Channel::open(Arc::clone(&master), permit, command).await;
+            let error = match opened {
+                Ok(channel) => return Ok(channel),
+                Err(error) => error,
+            };
+            let ended = tokio::time::timeout(Duration::from_millis(500), master.ended()).await;
+            if ended.is_ok() {
+                let error = broken("open a session", &self.address, std::io::Error::other(error));
+                return Err(Fault::Link(error));
+            }
+            // The host allows fewer sessions than usual: this connection takes no more.
+            let open = master.sessions.available_permits();
+            master.sessions.forget_permits(open);
+            if open + 1 >= crate::master::SESSIONS {
+                let message = format!(
+                    "{} opens no session beside the first; allow more in its sshd_config (MaxSessions)",
+                    self.address
+                );
+                let error = Error::new(ErrorKind::Unavailable, "open a session", message);
+                return Err(Fault::Other(error.retryable(false)));
+            }
+        }
+    }
+
+    /// What the host is.
+    pub(crate) async fn facts(&self) -> Result<Facts, Fault> {
+        Ok(self.connection().await?.0.facts.clone())
+    }
+
+    async fn connection(&self) -> Result<(Arc<Master>, OwnedSemaphorePermit), Fault> {
+        let mut masters = self.masters.lock().await;
+        masters.retain(|master| {
+            if master.is_dead() {
+                self.broken().push(master.id.clone());
+            }
+            !master.is_dead()
+        });
+        for master in &*masters {
+            if let Ok(permit) = Arc::clone(&master.sessions).try_acquire_owned() {
+                return Ok((Arc::clone(master), permit));
+            }
+        }
+        if masters.len() >= CONNECTIONS {
+            let message =
+                format!("there are {CONNECTIONS} connections to {} already", self.address);
+            return Err(Fault::Other(Error::new(ErrorKind::LimitExceeded, "connect", message)));
+        }
+        let connected = Master::connect(&self.settings, &self.address).await;
+        let master = Arc::new(connected.map_err(|error| {
+            match error.is_retryable() && self.was_reached.load(Ordering::Relaxed) {
+                true => Fault::Link(error),
+                false => Fault::Other(error),
+            }
+        })?);
+        self.was_reached.store(true, Ordering::Relaxed);
+        let permit = Arc::clone(&master.sessions).try_acquire_owned().map_err(|_| {
+            Fault::Other(Error::new(ErrorKind::Backend, "connect", "a new connection is full"))
+        })?;
+        masters.push(Arc::clone(&master));
+        Ok((master, permit))
+    }
+}
+
+/// Waiting for a link that was cut, which comes back, mostly.
+#[derive(Debug)]
+pub(crate) struct Away(Instant);
+
+impl Away {
+    pub(crate) fn begin() -> Self {
+        Self(Instant::now())
+    }
+
+    /// A little while; or the error, if that has been long enough.
+    pub(crate) async fn wait(&mut self, error: Error) -> Result<()> {
+        if self.0.elapsed() > AWAY {
+            return Err(error);
+        }
+        tracing::debug!(%error, "asked again");
+        tokio::time::sleep(PAUSE).await;
+        Ok(())
+    }
+}
+
+/// Why something was not done.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The connection broke, or is not there at present.
+    Link(Error),
+    /// Anything else.
+    Other(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Link(error) | Fault::Other(error) => error,
+        }
+    }
+}
+
+/// Reads until this has been read.
+async fn skip_to(from: &mut (impl AsyncRead + Unpin), mark: &[u8]) -> std::io::Result<()> {
+    let mut seen: Vec<u8> = Vec::new();
+    while !seen.ends_with(mark) {
+        seen.push(from.read_u8().await?);
+        if seen.len() > NOISE {
+            let message = "the account's shell says more than our program";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
+        }
+    }
+    Ok(())
+}

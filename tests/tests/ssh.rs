@@ -1,0 +1,98 @@
+//! The conformance suite over SSH, on the hosts of `scripts/hosts`: as the same user with bubblewrap and,
+//! where that is root, as an ordinary account with bubblewrap and without.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use sandbox_conformance::{Subject, main as run};
+use sandbox_core::{Error, Instance, Result, SandboxBackend};
+use sandbox_ssh::SshBackend;
+
+/// Where the hosts are; `scripts/hosts env` says it.
+const HOSTS: &str = "SANDBOX_SSH_HOSTS";
+
+/// Set to have all cases on all subjects.
+const WHOLE: &str = "SANDBOX_SSH_WHOLE";
+
+/// What may differ for an ordinary account: how a sandbox is made, what it sees and may do.
+fn user(case: &str) -> bool {
+    ["life::", "safety::", "network::", "snapshots::"].iter().any(|about| case.starts_with(about))
+}
+
+/// What may differ without bubblewrap: files, snapshots, and the ends of processes.
+fn bare(case: &str) -> bool {
+    ["life::", "loss::", "ends::", "snapshots::", "changes::", "files::"]
+        .iter()
+        .any(|about| case.starts_with(about))
+}
+
+fn main() -> ExitCode {
+    let Some(hosts) = std::env::var_os(HOSTS).map(PathBuf::from) else {
+        let line = format!("no subject: {HOSTS} is not set; see scripts/hosts\n");
+        let _ = std::io::stderr().write_all(line.as_bytes());
+        return run(Vec::new());
+    };
+    let mut subjects = vec![subject("ssh", &hosts, "near", None)];
+    if let Some(account) = account(&hosts) {
+        for (name, host, part) in
+            [("ssh_user", "user", user as fn(&str) -> bool), ("ssh_account", "account", bare)]
+        {
+            let subject = subject(name, &hosts, host, Some(account));
+            let whole = std::env::var_os(WHOLE).is_some();
+            subjects.push(if whole { subject } else { subject.part(part) });
+        }
+    }
+    run(subjects)
+}
+
+fn subject(name: &str, hosts: &Path, host: &'static str, account: Option<u32>) -> Subject {
+    let hosts = hosts.to_owned();
+    Subject::new(name, move |state| backend(&hosts, host, account, state)).guest(guest)
+}
+
+/// The hosts are this machine.
+fn guest(instance: &Instance) -> Option<u32> {
+    instance.data["inner"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+}
+
+fn backend(
+    hosts: &Path,
+    host: &str,
+    account: Option<u32>,
+    state: &Path,
+) -> Result<Arc<dyn SandboxBackend>> {
+    // Another account must get there.
+    if let Some(account) = account {
+        let prepare = || {
+            std::fs::create_dir_all(state)?;
+            std::os::unix::fs::chown(state, Some(account), Some(account))?;
+            open_up(state.parent().unwrap_or(state))
+        };
+        prepare().map_err(|error: std::io::Error| Error::io("prepare", "a state", error))?;
+    }
+    let programs = hosts.join(if account.is_some() { "home" } else { "cache" });
+    let mut builder = SshBackend::builder()
+        .host(host)
+        .config_file(hosts.join("config"))
+        .state_dir(state)
+        .program_dir(programs);
+    if host == "account" {
+        builder = builder.accept_the_account_as_the_only_isolation();
+    }
+    Ok(Arc::new(builder.build()?))
+}
+
+fn open_up(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711))
+}
+
+/// The ordinary account of the hosts, if there is one.
+fn account(hosts: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(hosts.join("home")).ok().map(|home| home.uid())
+}

@@ -1,0 +1,552 @@
+//! What must hold over SSH when links are cut, keys are wrong, and harnesses are killed. On the hosts of
+//! `scripts/hosts`.
+#![allow(
+    clippy::unwrap_used,
+    reason = "these are tests, in functions that clippy cannot tell as such"
+)]
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command as HostCommand, Stdio},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use sandbox_core::{
+    Command, CreateSandbox, ErrorKind, Network, Sandbox, SandboxManager, Suppressed,
+};
+use sandbox_ssh::{SshBackend, SshBackendBuilder};
+use tempfile::TempDir;
+
+/// Where the hosts are; `scripts/hosts env` says it.
+const HOSTS: &str = "SANDBOX_SSH_HOSTS";
+/// Set for a harness that is to be killed.
+const VICTIM: &str = "SANDBOX_SSH_VICTIM";
+/// How long to wait for what must come. Nothing measures it; it tells a hang.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// There is one link that can be cut.
+static LINK: Mutex<()> = Mutex::new(());
+
+fn hosts() -> Option<PathBuf> {
+    let hosts = std::env::var_os(HOSTS).map(PathBuf::from);
+    if hosts.is_none() {
+        let _ = std::io::stderr().write_all(format!("skipped: {HOSTS} is not set\n").as_bytes());
+    }
+    hosts
+}
+
+/// A harness with a configuration of its own, by which its processes can be told.
+struct Scene {
+    hosts: PathBuf,
+    dir: TempDir,
+}
+
+impl Scene {
+    fn new() -> Option<Self> {
+        let hosts = hosts()?;
+        let dir = tempfile::Builder::new().prefix("sandbox-test-").tempdir().unwrap();
+        let text = fs::read_to_string(hosts.join("config")).unwrap();
+        fs::write(dir.path().join("config"), text).unwrap();
+        Some(Self { hosts, dir })
+    }
+
+    /// `None` where there is no link that can be cut.
+    fn far() -> Option<(Self, std::sync::MutexGuard<'static, ()>)> {
+        let scene = Self::new()?;
+        if !scene.hosts.join("link").exists() {
+            let _ = std::io::stderr().write_all(b"skipped: there is no far host here\n");
+            return None;
+        }
+        let guard = LINK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Some((scene, guard))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn builder(&self, host: &str) -> SshBackendBuilder {
+        SshBackend::builder()
+            .host(host)
+            .config_file(self.path("config"))
+            .state_dir(self.path("host"))
+            .program_dir(self.hosts.join("cache"))
+            .keep_alive(Duration::from_secs(1), 3)
+    }
+
+    async fn manager(&self, backend: SshBackend) -> SandboxManager {
+        let builder = SandboxManager::builder().state_dir(self.path("state"));
+        builder.backend(backend).build().await.unwrap()
+    }
+
+    /// The processes of `ssh` that use this configuration.
+    fn connections(&self) -> Vec<u32> {
+        let config = self.path("config");
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap() {
+            let Some(pid) = entry.unwrap().file_name().to_str().and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            let ssh = words.first().is_some_and(|word| word.ends_with(b"ssh"));
+            if ssh && words.contains(&config.as_os_str().as_encoded_bytes()) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    async fn until_no_connection(&self) {
+        until("no connection", || self.connections().is_empty()).await;
+    }
+
+    /// Cuts the link until what went over it has noticed, and mends it.
+    async fn cut(&self) {
+        let link = fs::read_to_string(self.hosts.join("link")).unwrap().trim().to_owned();
+        let before = self.connections();
+        assert!(!before.is_empty());
+        set(&link, "down");
+        let cut = Cut(link);
+        // New ones are tried all the while.
+        let gone = || self.connections().iter().all(|pid| !before.contains(pid));
+        until("the end of a connection", gone).await;
+        drop(cut);
+    }
+}
+
+/// A link that is cut, until this is dropped.
+struct Cut(String);
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        set(&self.0, "up");
+    }
+}
+
+fn set(link: &str, state: &str) {
+    let done = HostCommand::new("ip").args(["link", "set", link, state]).status().unwrap();
+    assert!(done.success());
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "it does not come: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(done) => done,
+        Err(_) => panic!("it hangs: {what}"),
+    }
+}
+
+async fn sh(sandbox: &Sandbox, text: &str) -> String {
+    let run = sandbox.exec(Command::shell(text), &Suppressed).await.unwrap();
+    assert!(run.outcome.is_success(), "{text}: {:?} {}", run.outcome, run.stderr.text());
+    run.stdout.text().trim_end().to_owned()
+}
+
+fn bytes_of(chunk: sandbox_core::Chunk) -> Vec<u8> {
+    match chunk {
+        sandbox_core::Chunk::Stdout(bytes) | sandbox_core::Chunk::Stderr(bytes) => bytes.to_vec(),
+    }
+}
+
+fn repository(at: &Path) {
+    fs::create_dir(at).unwrap();
+    fs::write(at.join("README"), "v1\n").unwrap();
+    fs::write(at.join("run.sh"), "#!/bin/sh\necho ran\n").unwrap();
+    fs::set_permissions(at.join("run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Bytes that cannot be made smaller on their way.
+fn noise(at: &Path, megabytes: u64) {
+    let mut random = fs::File::open("/dev/urandom").unwrap();
+    let mut file = fs::File::create(at).unwrap();
+    std::io::copy(&mut std::io::Read::take(&mut random, megabytes << 20), &mut file).unwrap();
+}
+
+/// Whether a directory has an entry whose name begins so.
+fn has(dir: &Path, prefix: &str) -> bool {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_is_cut_in_the_middle_of_output_loses_nothing() {
+    let Some((scene, _guard)) = Scene::far() else { return };
+    let manager = scene.manager(scene.builder("far").build().unwrap()).await;
+    let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
+    // It writes until it is told that the link was cut and came back.
+    let text = "i=0; until [ -e stop ]; do i=$((i+1)); echo $i; sleep 0.01; done; echo end";
+    let mut process = sandbox.spawn(Command::shell(text), &Suppressed).await.unwrap();
+    let first = soon("output", process.next_output()).await.unwrap();
+    scene.cut().await;
+    // A command of its own tells that it came back; the stream is told to end then.
+    let stopping = {
+        let sandbox = sandbox.clone();
+        tokio::spawn(async move { sh(&sandbox, ": > stop").await })
+    };
+    let mut output = bytes_of(first);
+    while let Some(chunk) = soon("output after the cut", process.next_output()).await {
+        output.extend(bytes_of(chunk));
+    }
+    soon("a command after the cut", stopping).await.unwrap();
+    let text = String::from_utf8(output).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.last(), Some(&"end"));
+    let numbers: Vec<usize> = lines[..lines.len() - 1].iter().map(|n| n.parse().unwrap()).collect();
+    let missing = numbers.iter().enumerate().find(|(at, n)| **n != at + 1);
+    assert_eq!(missing, None, "nothing is missing, and nothing there twice");
+    sandbox.destroy(&Suppressed).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_is_cut_in_the_middle_of_an_upload_is_taken_up_again() {
+    let Some((scene, _guard)) = Scene::far() else { return };
+    let manager = scene.manager(scene.builder("far").build().unwrap()).await;
+    let workspace = scene.path("workspace");
+    repository(&workspace);
+    noise(&workspace.join("noise"), 256);
+    let making = {
+        let (manager, request) = (manager.clone(), CreateSandbox::new().workspace(&workspace));
+        tokio::spawn(async move { manager.create(request, &Suppressed).await })
+    };
+    let sources = scene.path("host/sources");
+    until("an upload", || has(&sources, ".new-")).await;
+    scene.cut().await;
+    let sandbox = soon("a sandbox", making).await.unwrap().unwrap();
+    let sum = |path: &Path| {
+        let said = HostCommand::new("sha256sum").arg(path).output().unwrap().stdout;
+        String::from_utf8(said).unwrap().split(' ').next().unwrap().to_owned()
+    };
+    let there = sh(&sandbox, "sha256sum noise").await;
+    assert_eq!(there.split(' ').next().unwrap(), sum(&workspace.join("noise")));
+    // What the first try left is gone.
+    until("nothing half", || !has(&sources, ".new-")).await;
+    sandbox.destroy(&Suppressed).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_that_is_cut_in_the_middle_of_a_snapshot_leaves_the_sandbox_whole() {
+    let Some((scene, _guard)) = Scene::far() else { return };
+    let manager = scene.manager(scene.builder("far").build().unwrap()).await;
+    let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
+    sh(&sandbox, "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i > f$i; done").await;
+    sh(&sandbox, "head -c 300000000 /dev/urandom > noise").await;
+    // Something runs, so that the files are copied.
+    let process = sandbox.spawn(Command::new("sleep").arg("600"), &Suppressed).await.unwrap();
+    let taking = {
+        let sandbox = sandbox.clone();
+        tokio::spawn(async move { sandbox.snapshot("cut", &Suppressed).await })
+    };
+    let layers = scene.path("host/bwrap/layers");
+    until("a copy", || has(&layers, ".new-")).await;
+    scene.cut().await;
+    let taken = soon("the snapshot", taking).await.unwrap();
+    if let Err(error) = &taken {
+        assert!(error.is_retryable(), "{error}");
+    }
+    // Whatever became of it, the processes go on, and another one can be taken.
+    assert_eq!(soon("a command", sh(&sandbox, "cat f3000")).await, "3000");
+    let again = soon("another", sandbox.snapshot("again", &Suppressed)).await.unwrap();
+    until("nothing half", || !has(&layers, ".new-")).await;
+    sh(&sandbox, "rm f*").await;
+    drop(process);
+    sandbox.rewind(&again.id, &Suppressed).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat f1 f3000; stat -c %s noise").await, "1\n3000\n300000000");
+    sandbox.destroy(&Suppressed).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_ours_outlives_the_manager() {
+    let Some(scene) = Scene::new() else { return };
+    let manager = scene.manager(scene.builder("near").build().unwrap()).await;
+    let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo yes").await, "yes");
+    assert!(!scene.connections().is_empty());
+    sandbox.destroy(&Suppressed).await.unwrap();
+    drop((sandbox, manager));
+    scene.until_no_connection().await;
+}
+
+/// Run by the test after it, in a process of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_victim() {
+    let Some(dir) = std::env::var_os(VICTIM).map(PathBuf::from) else { return };
+    let hosts = hosts().unwrap();
+    let backend = SshBackend::builder()
+        .host("near")
+        .config_file(dir.join("config"))
+        .state_dir(dir.join("host"))
+        .program_dir(hosts.join("cache"))
+        .build()
+        .unwrap();
+    let manager = SandboxManager::builder().state_dir(dir.join("state")).backend(backend);
+    let manager = manager.build().await.unwrap();
+    let request = CreateSandbox::new().lease(Duration::from_secs(3));
+    let sandbox = manager.acquire("leased", request, &Suppressed).await.unwrap();
+    let process = sandbox.spawn(Command::new("sleep").arg("600"), &Suppressed).await.unwrap();
+    fs::write(dir.join("ready"), "").unwrap();
+    std::future::pending::<()>().await;
+    drop(process);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_of_a_killed_harness_stays_and_its_lease_ends_the_rest() {
+    let Some(scene) = Scene::new() else { return };
+    let mut victim = HostCommand::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_victim"])
+        .env(VICTIM, scene.dir.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("the other harness", || scene.path("ready").exists()).await;
+    assert!(!scene.connections().is_empty());
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    scene.until_no_connection().await;
+    // The guest ends by itself; a new manager finds that out, and removes what is left.
+    let backend = scene.builder("near").build().unwrap();
+    let manager = scene.manager(backend.clone()).await;
+    let sandbox = manager.open("leased").await.unwrap();
+    // Nobody uses it, so that nobody renews its lease.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = sandbox_core::SandboxBackend::inventory(&backend).await.unwrap();
+        if found.iter().all(|one| one.state == sandbox_core::InstanceState::Stopped) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it does not end");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let error = sandbox.exec(Command::new("true"), &Suppressed).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    sandbox.destroy(&Suppressed).await.unwrap();
+    let instances = fs::read_dir(scene.path("host/bwrap/instances")).unwrap();
+    assert_eq!(instances.count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_and_changed_host_keys_are_refused_and_told_apart() {
+    let Some(scene) = Scene::new() else { return };
+    let (config, known) = (scene.path("config"), scene.path("known"));
+    let text = fs::read_to_string(&config).unwrap();
+    let own = format!("Host *\n    UserKnownHostsFile {}\n{text}", known.display());
+    fs::write(&config, own).unwrap();
+    let right = fs::read_to_string(scene.hosts.join("known_hosts")).unwrap();
+    let right = right.lines().next().unwrap().to_owned();
+    let (name, _) = right.split_once(' ').unwrap();
+    let other = fs::read_to_string(scene.hosts.join("identity.pub")).unwrap();
+    let other = other.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    for (lines, says) in [
+        (String::new(), Some("is not known")),
+        (format!("{name} {other}\n"), Some("has changed")),
+        (format!("{right}\n"), None),
+    ] {
+        fs::write(&known, lines).unwrap();
+        let backend = scene.builder("near").build().unwrap();
+        let probed = sandbox_core::SandboxBackend::probe(&backend).await;
+        match says {
+            Some(says) => {
+                let error = probed.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+                assert!(!error.is_retryable());
+                assert!(error.to_string().contains(says), "{error}");
+            }
+            // The same with the right key: it was the key.
+            None => drop(probed.unwrap()),
+        }
+        drop(backend);
+        scene.until_no_connection().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_let_in_is_told_so() {
+    let Some(scene) = Scene::new() else { return };
+    let key = scene.path("stranger");
+    let mut keygen = HostCommand::new("ssh-keygen");
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key);
+    assert!(keygen.status().unwrap().success());
+    let config = scene.path("config");
+    let text = fs::read_to_string(&config).unwrap();
+    let identity = scene.hosts.join("identity");
+    let text = text.replace(identity.to_str().unwrap(), key.to_str().unwrap());
+    fs::write(&config, text).unwrap();
+    let backend = scene.builder("near").build().unwrap();
+    let error = sandbox_core::SandboxBackend::probe(&backend).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("does not let us in"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_an_option_is_refused() {
+    let Some(scene) = Scene::new() else { return };
+    let made = scene.path("made");
+    let name = format!("-oProxyCommand=touch${{IFS}}{}", made.display());
+    let error = scene.builder(&name).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidSpec);
+    let manager = scene.manager(scene.builder("near").build().unwrap()).await;
+    let request = CreateSandbox::new().host(name);
+    assert!(manager.create(request, &Suppressed).await.is_err());
+    assert!(!made.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_bring_the_program_once() {
+    let Some(scene) = Scene::new() else { return };
+    let programs = scene.path("it's for programs");
+    let mut all = Vec::new();
+    for _ in 0..6 {
+        let backend = scene.builder("near").program_dir(&programs).build().unwrap();
+        all.push(tokio::spawn(async move { sandbox_core::SandboxBackend::probe(&backend).await }));
+    }
+    let first = async {
+        until("a program", || has(&programs, "sandbox-host-") && inode(&programs).is_some()).await;
+        inode(&programs)
+    };
+    let first = first.await;
+    for one in all {
+        soon("a probe", one).await.unwrap().unwrap();
+    }
+    let left: Vec<_> = fs::read_dir(&programs).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(inode(&programs), first, "it was brought once");
+}
+
+/// Of the program, once it is whole.
+fn inode(programs: &Path) -> Option<u64> {
+    let entries = fs::read_dir(programs).ok()?.flatten();
+    let whole = |name: &str| name.starts_with("sandbox-host-") && !name.contains('.');
+    let mut found = entries.filter(|entry| whole(&entry.file_name().to_string_lossy()));
+    Some(found.next()?.metadata().ok()?.ino())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_did_not_change_is_not_sent_again() {
+    let Some(scene) = Scene::new() else { return };
+    let manager = scene.manager(scene.builder("near").build().unwrap()).await;
+    let workspace = scene.path("workspace");
+    repository(&workspace);
+    let make = async || {
+        let request = CreateSandbox::new().workspace(&workspace);
+        manager.create(request, &Suppressed).await.unwrap()
+    };
+    let sources = || {
+        let entries = fs::read_dir(scene.path("host/sources")).unwrap().flatten();
+        entries.map(|entry| entry.path().join("tree")).collect::<Vec<_>>()
+    };
+    let one = make().await;
+    assert_eq!(sh(&one, "cat README; ./run.sh").await, "v1\nran");
+    let first = sources();
+    // Nothing has changed: nothing is made.
+    let two = make().await;
+    assert_eq!(sources(), first);
+    fs::write(workspace.join("README"), "version 2\n").unwrap();
+    let three = make().await;
+    assert_eq!(sh(&three, "cat README; ./run.sh").await, "version 2\nran");
+    assert_eq!(sh(&one, "cat README").await, "v1");
+    let second: Vec<_> = sources().into_iter().filter(|path| !first.contains(path)).collect();
+    let inode = |tree: &Path, name: &str| fs::metadata(tree.join(name)).unwrap().ino();
+    assert_eq!(inode(&first[0], "run.sh"), inode(&second[0], "run.sh"));
+    assert_ne!(inode(&first[0], "README"), inode(&second[0], "README"));
+    for sandbox in [one, two, three] {
+        sandbox.destroy(&Suppressed).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_one_liner_works_when_pasted() {
+    let Some(scene) = Scene::new() else { return };
+    let root = scene.hosts.join("home").exists();
+    for (host, awkward) in [("near", "host"), ("account", "it's \"here\" for $HOME")] {
+        if host == "account" && !root {
+            continue;
+        }
+        let state = scene.path(awkward);
+        let mut builder = scene.builder(host).state_dir(&state);
+        if host == "account" {
+            let home = fs::metadata(scene.hosts.join("home")).unwrap();
+            fs::create_dir(&state).unwrap();
+            std::os::unix::fs::chown(&state, Some(home.uid()), Some(home.gid())).unwrap();
+            fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+            builder = builder
+                .program_dir(scene.hosts.join("home"))
+                .accept_the_account_as_the_only_isolation();
+        }
+        let backend = builder.tunnel_hint("bridge", None).identity_hint("warden").build().unwrap();
+        let manager = SandboxManager::builder().state_dir(scene.path(&format!("state-{host}")));
+        let manager = manager.backend(backend).build().await.unwrap();
+        let workspace = scene.path(&format!("workspace-{host}"));
+        repository(&workspace);
+        let network = if host == "near" { Network::Deny } else { Network::Host };
+        let request = CreateSandbox::new().workspace(&workspace).network(network);
+        let sandbox = manager.create(request, &Suppressed).await.unwrap();
+        sh(&sandbox, "echo inside > made").await;
+        let report = sandbox.reachability().await.unwrap().report();
+        assert_eq!(report.local_exec_hint, None);
+        let line = report.ssh_one_liner.unwrap();
+        let mut pasted = HostCommand::new("/bin/sh")
+            .args(["-c", &line])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        pasted
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(b"while read -r line; do echo \"$line\"; done < made\n")
+            .unwrap();
+        let output = pasted.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            said.contains("inside"),
+            "{line}: {said} {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let json = serde_json::to_value(report.reachability).unwrap();
+        assert_eq!((&json["ssh"], &json["tunnel"]), (&host.into(), &"bridge".into()));
+        assert_eq!(json["identity"], "warden");
+        sandbox.destroy(&Suppressed).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jump_hosts_and_fallbacks_are_used() {
+    let Some(scene) = Scene::new() else { return };
+    if !scene.hosts.join("home").exists() {
+        let _ = std::io::stderr().write_all(b"skipped: there is no host to jump to here\n");
+        return;
+    }
+    let home = fs::metadata(scene.hosts.join("home")).unwrap();
+    let state = scene.path("host");
+    fs::create_dir(&state).unwrap();
+    std::os::unix::fs::chown(&state, Some(home.uid()), Some(home.gid())).unwrap();
+    fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    // Nothing listens there.
+    let config = scene.path("config");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("Host down\n    HostName 127.0.0.1\n    Port 1\n{text}")).unwrap();
+    let builder = scene.builder("down").fallback("jumped");
+    let backend = builder.program_dir(scene.hosts.join("home")).build().unwrap();
+    let manager = scene.manager(backend).await;
+    let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo there").await, "there");
+    let json = serde_json::to_value(sandbox.reachability().await.unwrap()).unwrap();
+    assert_eq!(json["ssh"], "jumped");
+    sandbox.destroy(&Suppressed).await.unwrap();
+    drop((sandbox, manager));
+    scene.until_no_connection().await;
+}
