@@ -4,6 +4,10 @@
     clippy::unwrap_used,
     reason = "these are tests, in functions that clippy cannot tell as such"
 )]
+#![allow(
+    clippy::await_holding_lock,
+    reason = "the tests that cut the link take turns, each on its own thread"
+)]
 
 use std::{
     fs,
