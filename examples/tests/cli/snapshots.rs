@@ -41,3 +41,28 @@ fn snapshots_are_taken_listed_rewound_to_forked_and_removed() {
         cli.fails(1, &["rewind", "main", a]);
     });
 }
+
+#[test]
+fn a_workspace_is_exported_and_imported() {
+    on_each(|cli| {
+        cli.create("main", &[]);
+        cli.sh("main", "echo moved > file; ln -s file link");
+        let snapshot = cli.json(&["snapshot", "main"]);
+        let archive = cli.path("archive");
+        let archive = archive.to_str().unwrap();
+        let id = snapshot["snapshot_id"].as_str().unwrap();
+        let exported = cli.json(&["export", id, "--output", archive]);
+        assert_eq!(exported["bytes"], std::fs::metadata(archive).unwrap().len());
+        let on = cli.on();
+        let mut import = vec!["import", archive, "--name", "copy"];
+        import.extend(on.iter().map(String::as_str));
+        assert_eq!(cli.json(&import)["name"], "copy");
+        assert_eq!(cli.sh("copy", "cat file; readlink link; cat README"), "moved\nfile\nv1");
+        cli.fails(1, &["import", cli.repo().join("README").to_str().unwrap()]);
+        assert_eq!(
+            cli.json(&["list"]).as_array().unwrap().len(),
+            2,
+            "nothing is left of what failed"
+        );
+    });
+}

@@ -41,6 +41,14 @@ pub(crate) enum Command {
         #[arg(required = true, value_name = "ID")]
         ids: Vec<String>,
     },
+    /// Borrow a container that runs already: commands and files are those of that container.
+    ///
+    /// It is never stopped, snapshotted, rewound or destroyed; `detach` leaves it as it was.
+    #[command(after_help = "Example:\n  sandboxer attach --container my-database")]
+    Attach(Attach),
+    /// Leave a container that was borrowed. It goes on as it was.
+    #[command(after_help = "Example:\n  sandboxer detach sbx_0198…")]
+    Detach(One),
     /// Let it end later. Never later than its profile's maximum.
     #[command(after_help = "Example:\n  sandboxer extend-ttl main --duration 2h")]
     ExtendTtl {
@@ -56,6 +64,22 @@ pub(crate) enum Command {
 pub(crate) struct One {
     /// Id or name.
     id: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Attach {
+    /// The container's name or id.
+    #[arg(long)]
+    container: String,
+    /// The backend whose container it is.
+    #[arg(long, default_value = "ext.docker")]
+    backend: String,
+    /// Who asks: an administrator, an agent, or automation.
+    #[arg(long, value_enum, default_value = "adm")]
+    actor: ActorName,
+    /// For which project.
+    #[arg(long)]
+    project: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -114,6 +138,17 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
     match command {
         Command::Create(create) => make(app, create).await,
         Command::Destroy { ids } => destroy(app, &ids).await,
+        Command::Attach(Attach { container, backend, actor, project }) => {
+            let consumer = Consumer { actor: actor.into(), project, run_id: None };
+            let (manager, backend) = (app.manager().await?, BackendId::new(backend));
+            let sandbox = manager.attach(&backend, &container, consumer, &app.sink()).await?;
+            show(&sandbox).await
+        }
+        Command::Detach(One { id }) => {
+            let sandbox = app.open(&id).await?;
+            sandbox.detach(&app.sink()).await?;
+            show(&sandbox).await
+        }
         Command::ExtendTtl { id, duration } => {
             let sandbox = app.open(&id).await?;
             sandbox.extend_ttl(duration.duration(), &app.sink()).await?;
@@ -152,7 +187,8 @@ pub(crate) async fn show(sandbox: &Sandbox) -> Result<u8, Fail> {
     output::document(&sandbox.status().await?)
 }
 
-async fn make(app: &App, create: Create) -> Result<u8, Fail> {
+/// What is asked for.
+pub(crate) fn request_of(create: Create) -> Result<(Option<String>, CreateSandbox), Fail> {
     let mut request = CreateSandbox { profile: create.profile, ..CreateSandbox::default() };
     for input in create.input {
         let Some((key, value)) = input.split_once('=') else {
@@ -173,10 +209,14 @@ async fn make(app: &App, create: Create) -> Result<u8, Fail> {
         request = request.ttl(ttl.duration());
     }
     let (actor, project, run_id) = (create.actor.into(), create.project, create.run_id);
-    request = request.consumer(Consumer { actor, project, run_id });
+    Ok((create.name, request.consumer(Consumer { actor, project, run_id })))
+}
+
+async fn make(app: &App, create: Create) -> Result<u8, Fail> {
+    let (name, request) = request_of(create)?;
     let manager = app.manager().await?;
     let sink = app.sink();
-    let sandbox = match &create.name {
+    let sandbox = match &name {
         Some(name) => manager.acquire(name, request, &sink).await?,
         None => manager.create(request, &sink).await?,
     };

@@ -1,12 +1,15 @@
 //! Filesystem states.
 
+use std::path::{Path, PathBuf};
+
 use clap::Subcommand;
 use sandbox_core::{Sandbox, SandboxManager, Snapshot, SnapshotId};
 use serde_json::{Value, json};
 
 use crate::{
     app::{App, Fail, is_missing},
-    life, output,
+    life::{self, Create},
+    output,
 };
 
 #[derive(Debug, Subcommand)]
@@ -39,6 +42,25 @@ pub(crate) enum Command {
         /// What the new one is called.
         #[arg(long)]
         name: Option<String>,
+    },
+    /// Write the workspace of a snapshot as an archive, for `import` on whatever backend or host.
+    #[command(after_help = "Example:\n  sandboxer export snp_0198… --output main.sandbox")]
+    Export {
+        /// The snapshot.
+        snapshot: SnapshotId,
+        /// The archive. A file of that name is replaced when the archive is complete.
+        #[arg(long, value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Make a sandbox whose workspace is that of an archive.
+    #[command(
+        after_help = "Example:\n  sandboxer import main.sandbox --name copy --backend docker"
+    )]
+    Import {
+        /// The archive.
+        file: PathBuf,
+        #[command(flatten)]
+        create: Create,
     },
     /// Rewind the sandbox that a snapshot is of to it, whatever state it is in, also if it was lost.
     #[command(after_help = "Example:\n  sandboxer restore snp_0198…")]
@@ -100,12 +122,35 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
             let fork = manager.fork(&snapshot, name.as_deref(), &app.sink()).await?;
             life::show(&fork).await
         }
+        Command::Export { snapshot, output } => export(app, &snapshot, &output).await,
+        Command::Import { file, create } => {
+            let archive = tokio::fs::File::open(&file).await;
+            let archive = archive.map_err(|e| Fail::new(1, format!("{}: {e}", file.display())))?;
+            let (name, request) = life::request_of(create)?;
+            let manager = app.manager().await?;
+            let made = manager.import(name.as_deref(), request, archive, &app.sink()).await?;
+            life::show(&made).await
+        }
         Command::Restore { snapshot } => {
             let (_, sandbox, _) = find(app, &snapshot).await?;
             sandbox.rewind(&snapshot, &app.sink()).await?;
             life::show(&sandbox).await
         }
     }
+}
+
+/// Writes an archive beside its place, and puts it there when it is complete.
+async fn export(app: &App, snapshot: &SnapshotId, output: &Path) -> Result<u8, Fail> {
+    let manager = app.manager().await?;
+    let place = std::path::absolute(output)?;
+    let dir = place.parent().unwrap_or(Path::new("/"));
+    let part = tempfile::Builder::new().prefix(".sandboxer-export-").tempfile_in(dir)?;
+    let mut file = tokio::fs::File::from_std(part.reopen()?);
+    manager.export(snapshot, &mut file, &app.sink()).await?;
+    file.sync_all().await?;
+    let size = file.metadata().await?.len();
+    part.persist(&place).map_err(|error| error.error)?;
+    output::document(&json!({"snapshot_id": snapshot, "output": place, "bytes": size}))
 }
 
 /// A snapshot and the sandbox that it is of.
