@@ -126,7 +126,9 @@ impl Cli {
     /// A sandbox of the repository; its status.
     pub(crate) fn create(&self, name: &str, more: &[&str]) -> Value {
         let input = format!("repo={}", self.repo().display());
-        let mut args = vec!["create", "--name", name, "--backend", self.backend, "--input", &input];
+        let on = self.on();
+        let mut args = vec!["create", "--name", name, "--input", &input];
+        args.extend(on.iter().map(String::as_str));
         args.extend(more);
         self.json(&args)
     }
