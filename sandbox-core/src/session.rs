@@ -186,6 +186,7 @@ impl Session {
 
     /// Runs it to its end, its output given away as it comes.
     pub(crate) async fn run(&mut self, outlet: &mut impl Outlet) -> Result<ProcessEnd> {
+        let mut pause = Duration::ZERO;
         loop {
             let begin = Instant::now();
             let cut = match self.run_attached(outlet).await {
@@ -197,9 +198,13 @@ impl Session {
             let taken = self.attachment.taken();
             if begin.elapsed() >= STEADY || taken != self.progress.1 {
                 self.progress = (Instant::now(), taken);
+                pause = Duration::ZERO;
             } else if self.progress.0.elapsed() > RECONNECT {
                 return Ok(ProcessEnd::lost(cut.to_string()));
             }
+            // A guest that ends each stream at once is not asked as fast as it can do that.
+            sleep(pause).await;
+            pause = (pause * 2).clamp(Duration::from_millis(1), Duration::from_millis(500));
             if let Some(lost) = self.attach_again(cut).await? {
                 return Ok(lost);
             }

@@ -91,18 +91,29 @@ impl Decoration for Hostile {
     ) -> Result<GuestStream> {
         let script = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(script) = script else { return inner.connect(instance).await };
-        let (here, there) = tokio::io::duplex(64 * 1024);
+        let (here, mut outer) = tokio::io::duplex(64 * 1024);
+        let (mut inner, there) = tokio::io::duplex(64 * 1024);
         let name = instance.id.to_string();
+        // The connection lasts as long as the guest does not cut it.
         tokio::spawn(async move {
-            let _ = guest(there, script, name).await;
+            tokio::select! {
+                _ = guest(there, script, name) => {}
+                _ = tokio::io::copy_bidirectional(&mut outer, &mut inner) => {}
+            }
         });
         Ok(Box::new(here))
     }
 }
 
+/// Ends when the connection is to be cut.
 async fn guest(mut socket: DuplexStream, script: Script, name: String) -> io::Result<()> {
     if let Some(bytes) = &script.instead {
         socket.write_all(bytes).await?;
+        if script.end == End::Close {
+            // What was said has yet to go on its way.
+            socket.shutdown().await?;
+            socket.read_to_end(&mut Vec::new()).await?;
+        }
         if script.end == End::Silence {
             socket.read_to_end(&mut Vec::new()).await?;
         }
@@ -165,6 +176,10 @@ const OPERATIONS: usize = 12;
 
 /// The one that reads a file into memory.
 const READ: usize = 5;
+
+/// Those with a thread that waits for what comes, which keeps the clock of a test from passing: that they
+/// end when nothing moves would take two minutes each.
+const THREADED: [usize; 2] = [9, 10];
 
 impl Scene {
     async fn new() -> Self {
@@ -349,7 +364,6 @@ fn a_guest_that_does_not_greet_is_an_error() {
 }
 
 #[test]
-#[ignore = "takes many minutes: every retry of the harness is gone through"]
 fn silence_and_garbage_are_errors_whatever_was_asked() {
     let garbage = [
         Vec::new(),
@@ -363,6 +377,9 @@ fn silence_and_garbage_are_errors_whatever_was_asked() {
         for answer in garbage {
             for end in [End::Close, End::Reset, End::Cut, End::Silence] {
                 for operation in 0..OPERATIONS {
+                    if end == End::Silence && THREADED.contains(&operation) {
+                        continue;
+                    }
                     let answer = answer.clone();
                     let script =
                         Script { greets: true, answer, times: 1, end, ..Script::default() };
@@ -377,7 +394,6 @@ fn silence_and_garbage_are_errors_whatever_was_asked() {
 }
 
 #[test]
-#[ignore = "takes many minutes: every retry of the harness is gone through"]
 fn floods_have_an_end() {
     on_a_clock(async |scene| {
         for answer in answers() {
@@ -402,7 +418,6 @@ fn floods_have_an_end() {
 }
 
 #[test]
-#[ignore = "takes many minutes: every retry of the harness is gone through"]
 fn any_sequence_of_answers_ends() {
     let number = |name: &str, otherwise: u64| {
         std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
@@ -435,6 +450,9 @@ fn any_sequence_of_answers_ends() {
         for _ in 0..config.cases {
             let script = script.new_tree(&mut runner).unwrap().current();
             let operation = scene.next.fetch_add(1, Ordering::Relaxed) % OPERATIONS;
+            if script.end == End::Silence && THREADED.contains(&operation) {
+                continue;
+            }
             let _ = scene.try_one(operation, script).await;
         }
     });
