@@ -1,6 +1,6 @@
 //! Setting up a backend.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use bollard::{API_DEFAULT_VERSION, Docker};
 use sandbox_core::{GuestBinaries, Limits, Result};
@@ -40,6 +40,7 @@ pub struct DockerBackendBuilder {
     user: Owner,
     read_only_root: bool,
     runtime: Option<String>,
+    ulimits: BTreeMap<String, i64>,
     limits: Limits,
     guests: Option<GuestBinaries>,
     pool: Option<PoolOptions>,
@@ -62,6 +63,7 @@ impl Default for DockerBackendBuilder {
             user: USER,
             read_only_root: false,
             runtime: None,
+            ulimits: BTreeMap::from([("core".to_owned(), 0)]),
             limits,
             guests: None,
             pool: None,
@@ -152,6 +154,14 @@ impl DockerBackendBuilder {
         self
     }
 
+    /// A limit of each single process (`setrlimit`), such as `nofile`, instead of the engine's own. An engine
+    /// may not give more than it has itself. `core` is 0 unless said otherwise.
+    #[must_use]
+    pub fn ulimit(mut self, name: impl Into<String>, limit: u32) -> Self {
+        self.ulimits.insert(name.into(), limit.into());
+        self
+    }
+
     /// Limits of sandboxes whose spec has none. Unless said otherwise, 4096 processes and threads; memory
     /// and CPU time are the engine's.
     #[must_use]
@@ -216,6 +226,7 @@ impl DockerBackendBuilder {
             user: self.user,
             read_only_root: self.read_only_root,
             runtime: self.runtime,
+            ulimits: self.ulimits,
             limits: self.limits,
             local: endpoint.is_local(),
         };

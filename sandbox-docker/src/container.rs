@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) user: Owner,
     pub(crate) read_only_root: bool,
     pub(crate) runtime: Option<String>,
+    /// Of each single process.
+    pub(crate) ulimits: BTreeMap<String, i64>,
     /// What a spec leaves open.
     pub(crate) limits: Limits,
     /// The engine is on this host, so that paths mean the same to it.
@@ -149,8 +151,8 @@ pub(crate) fn host_config(
             return Err(Error::unsupported("provision", message));
         }
     };
-    let Owner { uid, gid } = settings.user;
-    let run = format!("size=1m,mode=0755,uid={uid},gid={gid}");
+    // Not the user's alone, as not every engine takes an owner; the guest is the first to use it.
+    let run = "size=1m,mode=1777".to_owned();
     Ok(HostConfig {
         network_mode: Some(network.to_owned()),
         cap_drop: Some(vec!["ALL".to_owned()]),
@@ -168,13 +170,13 @@ pub(crate) fn host_config(
         privileged: Some(false),
         runtime: settings.runtime.clone(),
         tmpfs: Some(HashMap::from([(RUN.to_owned(), run)])),
-        ulimits: Some(vec![ResourcesUlimits {
-            name: Some("core".to_owned()),
-            soft: Some(0),
-            hard: Some(0),
-        }]),
+        ulimits: Some(settings.ulimits.iter().map(ulimit).collect()),
         ..Default::default()
     })
+}
+
+fn ulimit((name, limit): (&String, &i64)) -> ResourcesUlimits {
+    ResourcesUlimits { name: Some(name.clone()), soft: Some(*limit), hard: Some(*limit) }
 }
 
 fn bind(source: &std::path::Path, target: &str, access: Access) -> Result<Mount> {
@@ -255,6 +257,7 @@ mod tests {
             user: Owner { uid: 1000, gid: 1000 },
             read_only_root: false,
             runtime: None,
+            ulimits: BTreeMap::from([("core".to_owned(), 0)]),
             limits,
             local: true,
         }

@@ -81,8 +81,7 @@ async fn import(
     let pieces = docker.export_container(container).map_err(std::io::Error::other);
     let options = CreateImageOptionsBuilder::default()
         .from_src("-")
-        .repo(repository)
-        .tag(tag)
+        .repo(&format!("{repository}:{tag}"))
         .changes(changes(found))
         .build();
     // The stream borrows the client, the body must not: it is pumped.

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Where prepared images are.
-pub(crate) const PREPARED: &str = "sandboxer/prepared";
+pub(crate) const PREPARED: &str = "localhost/sandboxer/prepared";
 
 /// Counted up when what is put into an image changes.
 const FORMAT: u32 = 1;
@@ -193,7 +193,7 @@ fn overlay(guest: &[u8], owner: Owner, accounts: &[(&str, String)]) -> std::io::
     let mut archive = Archive::new(Vec::new());
     let relative = |path: &'static str| path.trim_start_matches('/');
     archive.dir(relative(OWN), 0o755, Owner::ROOT)?;
-    archive.dir(relative(RUN), 0o755, owner)?;
+    archive.dir(relative(RUN), 0o1777, owner)?;
     archive.file(relative(GUEST), 0o755, Owner::ROOT, guest)?;
     archive.dir(relative(WORKSPACE), 0o755, owner)?;
     if owner.uid != 0 {

@@ -20,7 +20,7 @@ use crate::{
 const OPERATION: &str = "probe";
 
 /// An image with the guest program and nothing else.
-const PROBE: &str = "sandboxer/probe";
+const PROBE: &str = "localhost/sandboxer/probe";
 
 /// Limits that are told from others.
 const PIDS: u64 = 123;
@@ -132,7 +132,7 @@ fn parse(text: &str) -> BTreeMap<String, String> {
 /// An image with nothing but the guest in it, so that nothing need be pulled.
 async fn image(shared: &Shared, arch: &str) -> Result<String> {
     let docker = shared.docker(OPERATION).await?;
-    let guest = shared.guests.get(arch)?;
+    let guest = shared.guests.get(crate::image::uname(arch))?;
     let tag: String = guest.checksum().chars().take(32).collect();
     let image = format!("{PROBE}:{tag}");
     if snapshot::find(shared, OPERATION, &image).await?.is_some() {
@@ -150,8 +150,7 @@ async fn image(shared: &Shared, arch: &str) -> Result<String> {
         .map_err(|error| sandbox_core::Error::io(OPERATION, "an archive in memory", error))?;
     let options = CreateImageOptionsBuilder::default()
         .from_src("-")
-        .repo(PROBE)
-        .tag(&tag)
+        .repo(&image)
         .changes(vec![format!("LABEL {KIND}={}", Kind::Prepared.as_str())])
         .build();
     let body = bollard::body_full(files.into());

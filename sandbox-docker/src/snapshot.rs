@@ -24,9 +24,9 @@ use crate::{
 };
 
 /// Where snapshots are.
-pub(crate) const SNAPSHOT: &str = "sandboxer/snapshot";
+pub(crate) const SNAPSHOT: &str = "localhost/sandboxer/snapshot";
 /// Where those are that were deleted while something still builds on them.
-pub(crate) const KEPT: &str = "sandboxer/kept";
+pub(crate) const KEPT: &str = "localhost/sandboxer/kept";
 
 /// What the backend needs to find a snapshot again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

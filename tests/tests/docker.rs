@@ -21,12 +21,18 @@ fn main() -> ExitCode {
     run(subjects)
 }
 
-fn subject(name: &str, host: String, image: String) -> Subject {
+fn subject(name: &'static str, host: String, image: String) -> Subject {
     // What an engine enforces is found out once; each case has a scope of its own.
     let backend: OnceLock<Result<DockerBackend>> = OnceLock::new();
     Subject::new(name, move |state| {
         let first = backend.get_or_init(|| {
-            DockerBackend::builder().host(&host).image(&image).pull(PullPolicy::Never).build()
+            let mut builder =
+                DockerBackend::builder().host(&host).image(&image).pull(PullPolicy::Never);
+            if name == "podman" {
+                // It gives each process more than this host may have, unless it is told.
+                builder = builder.ulimit("nofile", 4096).ulimit("nproc", 4096);
+            }
+            builder.build()
         });
         let scope = state.to_string_lossy().replace('/', "-");
         Ok(Arc::new(first.clone()?.in_scope(scope.trim_start_matches('-'))))
