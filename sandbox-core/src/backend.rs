@@ -319,7 +319,7 @@ pub struct SnapshotData {
 pub struct Change {
     /// As seen inside: absolute, and not necessarily UTF-8. Serialized as a string, or as a list of bytes
     /// where it is none.
-    #[serde(with = "path_bytes")]
+    #[serde(with = "crate::path_bytes")]
     pub path: PathBuf,
     /// What happened to it.
     pub kind: ChangeKind,
@@ -352,38 +352,6 @@ pub fn default_state_dir() -> Result<PathBuf> {
             let message = "neither XDG_STATE_HOME nor HOME is set; name a state directory";
             crate::Error::new(crate::ErrorKind::Unavailable, "find the state directory", message)
         })
-}
-
-/// Paths that need not be UTF-8.
-mod path_bytes {
-    use std::{
-        ffi::OsString,
-        os::unix::ffi::{OsStrExt, OsStringExt},
-        path::{Path, PathBuf},
-    };
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Text(String),
-        Bytes(Vec<u8>),
-    }
-
-    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
-        match path.to_str() {
-            Some(text) => to.serialize_str(text),
-            None => path.as_os_str().as_bytes().serialize(to),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
-        Ok(match Written::deserialize(from)? {
-            Written::Text(text) => text.into(),
-            Written::Bytes(bytes) => OsString::from_vec(bytes).into(),
-        })
-    }
 }
 
 #[cfg(test)]

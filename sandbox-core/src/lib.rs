@@ -44,6 +44,7 @@ mod info;
 mod journal;
 mod manager;
 mod outcome;
+pub mod path_bytes;
 mod process_info;
 mod processes;
 mod profile;

@@ -211,7 +211,7 @@ impl Failure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Below the directory; empty for itself.
-    #[serde(with = "path")]
+    #[serde(with = "sandbox_core::path_bytes")]
     pub path: PathBuf,
     /// What it is.
     pub kind: EntryKind,
@@ -238,7 +238,7 @@ pub enum EntryKind {
     /// A symbolic link.
     Link {
         /// To there.
-        #[serde(with = "path")]
+        #[serde(with = "sandbox_core::path_bytes")]
         to: PathBuf,
     },
     /// A FIFO.
@@ -307,38 +307,6 @@ pub const BEGIN: &[u8] = b"\nsandbox-host answers\n";
 pub const SMALL: u32 = 16 << 20;
 /// How long any may be.
 pub const LARGE: u32 = MOST;
-
-/// Paths that need not be UTF-8: text, or a list of bytes where they are none.
-mod path {
-    use std::{
-        ffi::OsString,
-        os::unix::ffi::{OsStrExt, OsStringExt},
-        path::{Path, PathBuf},
-    };
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Text(String),
-        Bytes(Vec<u8>),
-    }
-
-    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
-        match path.to_str() {
-            Some(text) => to.serialize_str(text),
-            None => path.as_os_str().as_bytes().serialize(to),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
-        Ok(match Written::deserialize(from)? {
-            Written::Text(text) => text.into(),
-            Written::Bytes(bytes) => OsString::from_vec(bytes).into(),
-        })
-    }
-}
 
 #[cfg(test)]
 mod tests {
