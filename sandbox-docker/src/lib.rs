@@ -46,6 +46,7 @@ mod image;
 mod instance;
 mod launch;
 mod life;
+mod list;
 mod listing;
 mod pool;
 mod probe;

@@ -5,8 +5,8 @@ use std::{collections::HashMap, time::Duration};
 use bollard::{
     models::{ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummaryStateEnum},
     query_parameters::{
-        InspectContainerOptions, InspectContainerOptionsBuilder, ListContainersOptionsBuilder,
-        RemoveContainerOptionsBuilder, StatsOptionsBuilder, StopContainerOptionsBuilder,
+        InspectContainerOptions, InspectContainerOptionsBuilder, RemoveContainerOptionsBuilder,
+        StatsOptionsBuilder, StopContainerOptionsBuilder,
     },
 };
 use futures::TryStreamExt;
@@ -19,7 +19,7 @@ use crate::{
     container::{OWN_THREADS, WORKSPACE},
     error::{asking, is_conflict, is_missing, lost},
     instance::{self, Data, SCOPE},
-    snapshot,
+    list, snapshot,
 };
 
 /// How long the engine may take to be done with a removal that somebody else began.
@@ -219,16 +219,9 @@ pub(crate) async fn teardown(shared: &Shared, instance: &Instance) -> Result<()>
 /// Every instance of this scope.
 pub(crate) async fn inventory(shared: &Shared) -> Result<Vec<Found>> {
     const OPERATION: &str = "inventory";
-    let docker = shared.docker(OPERATION).await?;
     let scope = format!("{SCOPE}={}", shared.settings.scope);
-    let options = ListContainersOptionsBuilder::default()
-        .all(true)
-        .filters(&HashMap::from([("label", vec![scope])]))
-        .build();
-    let listed = docker
-        .list_containers(Some(options))
-        .await
-        .map_err(asking(OPERATION, "list the containers"))?;
+    let filters = HashMap::from([("label", vec![scope])]);
+    let listed = list::containers(shared, OPERATION, &filters).await?;
     let found = listed.into_iter().filter_map(|container| {
         let state = match container.state? {
             ContainerSummaryStateEnum::RUNNING | ContainerSummaryStateEnum::RESTARTING => {

@@ -8,9 +8,7 @@ use std::{
 
 use bollard::{
     models::ContainerCreateBody,
-    query_parameters::{
-        CreateContainerOptionsBuilder, ListContainersOptionsBuilder, RenameContainerOptionsBuilder,
-    },
+    query_parameters::{CreateContainerOptionsBuilder, RenameContainerOptionsBuilder},
 };
 use sandbox_core::{CreateSandbox, OwnerId, Provision, Result, SandboxId, SandboxSpec};
 
@@ -20,7 +18,7 @@ use crate::{
     error::{asking, is_missing},
     image::{self, Prepared},
     instance::{self, KIND, Kind, SCOPE},
-    launch,
+    launch, list,
     stream::Wire,
 };
 
@@ -167,17 +165,12 @@ fn key(mut body: ContainerCreateBody) -> String {
 
 /// The guests of a pool end when the process does that keeps it; their containers are removed by the next.
 async fn remove_dead(shared: &Shared) -> Result<()> {
-    let docker = shared.docker(OPERATION).await?;
     let labels = vec![
         format!("{SCOPE}={}", shared.settings.scope),
         format!("{KIND}={}", Kind::Pooled.as_str()),
     ];
     let filters = HashMap::from([("label", labels), ("status", vec!["exited".to_owned()])]);
-    let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-    let dead = docker
-        .list_containers(Some(options))
-        .await
-        .map_err(asking(OPERATION, "list the containers"))?;
+    let dead = list::containers(shared, OPERATION, &filters).await?;
     for container in dead {
         // One that was claimed is somebody's, and keeps their files.
         let names = container.names.unwrap_or_default();

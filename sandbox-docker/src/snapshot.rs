@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use bollard::{
     models::{ContainerConfig, ImageInspect},
     query_parameters::{
-        CommitContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder,
-        RemoveImageOptionsBuilder, TagImageOptionsBuilder,
+        CommitContainerOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder,
     },
 };
 use sandbox_core::{
@@ -20,7 +19,7 @@ use crate::{
     flatten,
     image::{self, PREPARED, Prepared},
     instance::{self, Data, Kind, SCOPE},
-    life,
+    life, list,
 };
 
 /// Where snapshots are.
@@ -171,22 +170,12 @@ pub(crate) async fn delete(shared: &Shared, snapshot: &SnapshotData) -> Result<(
 
 /// Whether a container or another image builds on this one.
 async fn is_needed(shared: &Shared, operation: &'static str, image: &ImageInspect) -> Result<bool> {
-    let docker = shared.docker(operation).await?;
     let id = image.id.clone().unwrap_or_default();
-    let options = ListContainersOptionsBuilder::default()
-        .all(true)
-        .filters(&HashMap::from([("ancestor", vec![id.clone()])]))
-        .build();
-    let containers = docker
-        .list_containers(Some(options))
-        .await
-        .map_err(asking(operation, "list the containers"))?;
-    if !containers.is_empty() {
+    let filters = HashMap::from([("ancestor", vec![id.clone()])]);
+    if !list::containers(shared, operation, &filters).await?.is_empty() {
         return Ok(true);
     }
-    let options = ListImagesOptionsBuilder::default().all(true).build();
-    let images =
-        docker.list_images(Some(options)).await.map_err(asking(operation, "list the images"))?;
+    let images = list::images(shared, operation, &HashMap::new()).await?;
     Ok(images.iter().any(|other| other.parent_id == id))
 }
 
@@ -199,8 +188,7 @@ pub(crate) async fn sweep(shared: &Shared) {
     loop {
         let filters =
             HashMap::from([("reference", vec![KEPT.to_owned()]), ("label", vec![scope.clone()])]);
-        let options = ListImagesOptionsBuilder::default().filters(&filters).build();
-        let Ok(kept) = docker.list_images(Some(options)).await else { return };
+        let Ok(kept) = list::images(shared, OPERATION, &filters).await else { return };
         let mut removed = 0;
         for image in kept {
             let Ok(Some(found)) = find(shared, OPERATION, &image.id).await else { continue };
@@ -228,9 +216,7 @@ pub(crate) async fn remove_prepared(shared: &Shared) -> Result<usize> {
     const OPERATION: &str = "remove prepared images";
     let docker = shared.docker(OPERATION).await?;
     let filters = HashMap::from([("reference", vec![PREPARED.to_owned()])]);
-    let options = ListImagesOptionsBuilder::default().filters(&filters).build();
-    let images =
-        docker.list_images(Some(options)).await.map_err(asking(OPERATION, "list the images"))?;
+    let images = list::images(shared, OPERATION, &filters).await?;
     let mut removed = 0;
     for image in images {
         let Some(found) = find(shared, OPERATION, &image.id).await? else { continue };
