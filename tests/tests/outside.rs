@@ -25,7 +25,7 @@ fn succeed(command: &mut Command) -> String {
 #[test]
 fn the_readmes_first_program_runs_outside_the_workspace() {
     let readme = std::fs::read_to_string(workspace().join("README.md")).unwrap();
-    let (_, program) = readme.split_once("```rust\n").unwrap();
+    let (_, program) = readme.split_once("```rust,no_run\n").unwrap();
     let (program, _) = program.split_once("```").unwrap();
 
     let dir = tempfile::Builder::new().prefix("sandbox-test-").tempdir().unwrap();
