@@ -1,5 +1,5 @@
 //! What the example programs share: readable output, and a check that ends a story that went wrong.
-#![allow(clippy::print_stdout, reason = "programs talk to people")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs talk to people")]
 
 /// The README's programs, compiled.
 #[cfg(doctest)]
@@ -10,7 +10,10 @@ pub mod fingerprint;
 pub mod project;
 pub mod scene;
 
-use std::time::{Duration, Instant};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 /// What a program returns.
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -62,6 +65,18 @@ pub fn check(holds: bool, what: &str) -> Outcome {
         Ok(())
     } else {
         Err(format!("not so: {what}").into())
+    }
+}
+
+/// How a program ends whose story went like this: what went wrong is said last.
+#[must_use]
+pub fn conclude(told: Outcome) -> ExitCode {
+    match told {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\n✗ {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -39,6 +39,18 @@ impl Scene {
         Ok(Self { dir, manager })
     }
 
+    /// Tells a story in a fresh one, and removes all of it however that ends.
+    ///
+    /// # Errors
+    ///
+    /// The story's own; otherwise as [`begin`](Self::begin) and [`end`](Self::end).
+    pub async fn tell(story: impl AsyncFnOnce(&Self) -> Outcome) -> Outcome {
+        let scene = Self::begin().await?;
+        let told = story(&scene).await;
+        scene.end().await?;
+        told
+    }
+
     /// Where the state is.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {

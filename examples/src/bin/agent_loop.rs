@@ -13,27 +13,14 @@ use sandbox_core::{
     tools::{Tool, Tools},
 };
 use sandbox_examples::{
-    Outcome, check,
+    Outcome, check, conclude,
     scene::{Scene, printed_turn},
 };
 use serde_json::{Value, json};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match tell().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\n✗ {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn tell() -> Outcome {
-    let scene = Scene::begin().await?;
-    let told = story(&scene).await;
-    scene.end().await?;
-    told
+    conclude(Scene::tell(story).await)
 }
 
 async fn story(scene: &Scene) -> Outcome {

@@ -8,7 +8,7 @@
 use std::{process::ExitCode, time::Instant};
 
 use sandbox_core::{CollectSink, Command, Sandbox, SandboxManager, SnapshotId, Suppressed, TurnId};
-use sandbox_examples::{Outcome, check, scene::Scene};
+use sandbox_examples::{Outcome, check, conclude, scene::Scene};
 use tokio::task::JoinSet;
 
 /// What is tried, and how well it does: the number of right sums out of three.
@@ -17,20 +17,7 @@ const ATTEMPTS: [(&str, usize); 4] =
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match tell().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\n✗ {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn tell() -> Outcome {
-    let scene = Scene::begin().await?;
-    let told = story(&scene).await;
-    scene.end().await?;
-    told
+    conclude(Scene::tell(story).await)
 }
 
 async fn story(scene: &Scene) -> Outcome {

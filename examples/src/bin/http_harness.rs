@@ -30,7 +30,7 @@ use sandbox_core::{
     Suppressed, TurnId, tools::Tools,
 };
 use sandbox_examples::{
-    Outcome, check,
+    Outcome, check, conclude,
     scene::{Scene, line},
 };
 use serde::{Deserialize, Serialize};
@@ -149,13 +149,7 @@ async fn send(out: &mpsc::Sender<Event>, kind: &str, value: &impl Serialize) -> 
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match tell().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\n✗ {error}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude(tell().await)
 }
 
 async fn tell() -> Outcome {

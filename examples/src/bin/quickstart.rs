@@ -13,18 +13,12 @@ use sandbox_core::{
     ChannelSink, Command, Consumer, ErrorKind, Sandbox, SandboxEvent, SandboxManager,
     TurnEventSink, TurnId,
 };
-use sandbox_examples::{Outcome, Story, check, fingerprint, project};
+use sandbox_examples::{Outcome, Story, check, conclude, fingerprint, project};
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let path = std::env::args_os().nth(1).map_or_else(|| PathBuf::from("."), PathBuf::from);
-    match tell(path).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\n✗ {error}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude(tell(path).await)
 }
 
 async fn tell(path: PathBuf) -> Outcome {

@@ -16,7 +16,7 @@ use sandbox_core::{
     Command, Known, Outcome as End, OutputStream, ProcessId, SandboxManager, Suppressed,
 };
 use sandbox_examples::{
-    Outcome, check,
+    Outcome, check, conclude,
     scene::{Scene, manager, printed_turn},
 };
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -32,22 +32,9 @@ async fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let done = match (arguments.next().as_deref(), arguments.next()) {
         (Some(FIRST), Some(state)) => first(state.into()).await,
-        _ => tell().await,
+        _ => Scene::tell(story).await,
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("\n✗ {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn tell() -> Outcome {
-    let scene = Scene::begin().await?;
-    let told = story(&scene).await;
-    scene.end().await?;
-    told
+    conclude(done)
 }
 
 /// The first harness: begins something and never comes to its end.
