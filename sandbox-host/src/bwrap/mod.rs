@@ -20,6 +20,7 @@ mod changes;
 mod config;
 mod copied;
 mod helper;
+mod hierarchy;
 mod host;
 mod instance;
 mod launch;

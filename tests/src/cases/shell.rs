@@ -464,7 +464,7 @@ async fn a_dropped_shell_leaves_nothing_behind(cx: &Context) -> Check {
     let marker = cx.marker();
     let shell = sandbox.shell(ShellOptions::new(), &cx.sink).await?;
     say(&shell, &format!("setsid sleep {marker} & sleep {marker} &")).await?;
-    same!(cx.count(&sandbox, &marker).await?, 2);
+    cx.until_count(&sandbox, &marker, |count| count == 2).await?;
     drop(shell);
     cx.until_count(&sandbox, &marker, |count| count == 0).await
 }
