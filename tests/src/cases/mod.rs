@@ -2,6 +2,7 @@
 
 mod changes;
 mod connection;
+mod cut_transfers;
 mod detached;
 mod ends;
 mod events;
@@ -19,6 +20,7 @@ mod safety;
 mod secrets;
 mod setup;
 mod shell;
+mod shell_ends;
 mod snapshots;
 mod starts;
 mod stats;
@@ -67,10 +69,12 @@ pub fn all() -> Vec<Case> {
         connection::CASES,
         terminal::CASES,
         shell::CASES,
+        shell_ends::CASES,
         load::CASES,
         files::CASES,
         streams::CASES,
         transfers::CASES,
+        cut_transfers::CASES,
         watches::CASES,
         changes::CASES,
         limits::CASES,

@@ -14,13 +14,12 @@ use std::{
     },
 };
 
-use rustix::process::Signal;
 use sandbox_core::{DownloadOptions, ErrorKind, Existing, OutsideLinks, Sandbox, UploadOptions};
 
 use super::cases;
 use crate::{
     Check, Context,
-    context::{error_of, pause, soon},
+    context::{error_of, soon},
     holds, same,
 };
 
@@ -32,10 +31,6 @@ cases!("transfers";
     [] what_is_there_is_merged_replaced_or_kept_above,
     [] what_is_there_is_merged_replaced_or_kept_below,
     [] the_repository_is_replaced_and_merged_with,
-    [] a_cancelled_upload_leaves_nothing,
-    [] a_cancelled_download_leaves_nothing,
-    [] a_failed_transfer_leaves_nothing,
-    [Stop] a_download_from_a_guest_that_dies_leaves_nothing,
     [] links_that_lead_outside_are_refused_and_others_kept,
     [] what_is_no_file_is_refused_or_left_out,
     [] limits_of_a_download_are_told,
@@ -67,7 +62,7 @@ fn listing(path: &Path) -> Check<Vec<String>> {
 }
 
 /// What is in a directory of this host, by name.
-fn names(path: &Path) -> Check<Vec<String>> {
+pub(super) fn names(path: &Path) -> Check<Vec<String>> {
     let entries = fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
     let mut names: Vec<String> =
         entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -103,12 +98,22 @@ fn plant(at: &Path) -> Check {
     Ok(())
 }
 
-async fn upload(cx: &Context, sandbox: &Sandbox, from: &Path, to: &str) -> Check {
+/// A tree that takes a while, and how many bytes it has.
+pub(super) fn plant_large(at: &Path) -> Check<u64> {
+    fs::create_dir_all(at)?;
+    for n in 0..15 {
+        fs::write(at.join(format!("{n}")), vec![n; 1 << 20])?;
+    }
+    fs::write(at.join("large"), vec![7; 16 << 20])?;
+    Ok(31 << 20)
+}
+
+pub(super) async fn upload(cx: &Context, sandbox: &Sandbox, from: &Path, to: &str) -> Check {
     sandbox.files().upload(from, to, UploadOptions::new(), &cx.sink).await?;
     Ok(())
 }
 
-async fn download(sandbox: &Sandbox, from: &str, to: &Path) -> Check {
+pub(super) async fn download(sandbox: &Sandbox, from: &str, to: &Path) -> Check {
     sandbox.files().download(from, to, DownloadOptions::new()).await?;
     Ok(())
 }
@@ -309,156 +314,6 @@ async fn the_repository_is_replaced_and_merged_with(cx: &Context) -> Check {
     same!(names(&back)?, ["README", "link", "run.sh", "src"]);
     same!(fs::read_link(back.join("link"))?, Path::new("README"));
     same!(fs::metadata(back.join("run.sh"))?.mode() & 0o777, 0o755);
-    Ok(())
-}
-
-/// A tree that takes a while, and how many bytes it has.
-fn plant_large(at: &Path) -> Check<u64> {
-    fs::create_dir_all(at)?;
-    for n in 0..15 {
-        fs::write(at.join(format!("{n}")), vec![n; 1 << 20])?;
-    }
-    fs::write(at.join("large"), vec![7; 16 << 20])?;
-    Ok(31 << 20)
-}
-
-async fn a_cancelled_upload_leaves_nothing(cx: &Context) -> Check {
-    let sandbox = cx.sandbox().await?;
-    let tree = cx.scratch().join("tree");
-    let size = plant_large(&tree)?;
-    let before = cx.sh(&sandbox, "ls -AR").await?;
-    for (n, (local, remote)) in
-        [("tree", "new"), ("tree", "src"), ("tree/large", "file")].iter().enumerate()
-    {
-        // Dropped when some of it has been sent, and not all.
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let options = UploadOptions::new().progress(move |progress| {
-            let _ = tell.send(progress.bytes);
-        });
-        let (files, local) = (sandbox.files(), cx.scratch().join(local));
-        let upload = files.upload(&local, remote, options, &cx.sink);
-        tokio::select! {
-            biased;
-            sent = told.recv() => holds!(sent.is_some_and(|sent| sent < size), "{n}: it was cut off"),
-            done = upload => holds!(false, "{n}: it was cut off, not {done:?}"),
-        }
-        let cleaned = async {
-            while cx.sh(&sandbox, "ls -AR").await? != before {
-                pause().await;
-            }
-            Check::Ok(())
-        };
-        soon("an end of the half-sent files", cleaned).await??;
-    }
-    // And then it can be done.
-    upload(cx, &sandbox, &tree, "new").await?;
-    same!(cx.sh(&sandbox, "ls new | wc -l").await?.trim(), "16");
-    Ok(())
-}
-
-/// Options of a download that tells of its first part, and then writes no more until the last of what is
-/// returned is dropped.
-fn held_up()
--> (DownloadOptions, tokio::sync::mpsc::UnboundedReceiver<()>, std::sync::mpsc::Sender<()>) {
-    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
-    let (go, wait) = std::sync::mpsc::channel();
-    let wait = std::sync::Mutex::new(wait);
-    let options = DownloadOptions::new().progress(move |_| {
-        let _ = tell.send(());
-        if let Ok(wait) = wait.lock() {
-            let _ = wait.recv();
-        }
-    });
-    (options, told, go)
-}
-
-/// Waits until nothing is on its way in a directory of this host.
-async fn until_only(path: &Path, wanted: &[&str]) -> Check {
-    let cleaned = async {
-        while names(path)? != wanted {
-            pause().await;
-        }
-        Check::Ok(())
-    };
-    soon("an end of the half-written files", cleaned).await?
-}
-
-async fn a_cancelled_download_leaves_nothing(cx: &Context) -> Check {
-    let sandbox = cx.sandbox().await?;
-    let text = "mkdir tree; head -c 16777216 /dev/zero > tree/large
-        i=0; while [ $i -lt 15 ]; do head -c 1048576 /dev/zero > tree/$i; i=$((i+1)); done";
-    cx.sh(&sandbox, text).await?;
-    let downloads = cx.scratch().join("downloads");
-    fs::create_dir_all(downloads.join("merged"))?;
-    for (remote, local) in [("tree", "new"), ("tree", "merged"), ("tree/large", "file")] {
-        // What has come is not written on until the download has been dropped.
-        let (options, mut told, go) = held_up();
-        let files = sandbox.files();
-        let local = downloads.join(local);
-        let mut download = Box::pin(files.download(remote, &local, options));
-        tokio::select! {
-            some = told.recv() => holds!(some.is_some(), "it was cut off"),
-            done = &mut download => holds!(false, "it was cut off, not {done:?}"),
-        }
-        drop(download);
-        drop(go);
-        until_only(&downloads, &["merged"]).await?;
-        until_only(&downloads.join("merged"), &[]).await?;
-    }
-    download(&sandbox, "tree", &downloads.join("new")).await?;
-    same!(names(&downloads.join("new"))?.len(), 16);
-    Ok(())
-}
-
-async fn a_failed_transfer_leaves_nothing(cx: &Context) -> Check {
-    let sandbox = cx.sandbox().await?;
-    let (tree, to) = (cx.scratch().join("tree"), cx.scratch().join("downloads"));
-    plant_large(&tree)?;
-    fs::create_dir_all(tree.join("z"))?;
-    fs::create_dir(&to)?;
-    // A socket is what ordinary users can make everywhere.
-    let _socket = std::os::unix::net::UnixListener::bind(tree.join("z/socket"))?;
-    let before = cx.sh(&sandbox, "ls -AR").await?;
-    let failed = sandbox.files().upload(&tree, "new", UploadOptions::new(), &cx.sink).await;
-    let failed = error_of(failed)?;
-    same!(failed.kind(), ErrorKind::Unsupported);
-    holds!(failed.to_string().contains("z/socket"), "{failed} names it");
-    let cleaned = async {
-        while cx.sh(&sandbox, "ls -AR").await? != before {
-            pause().await;
-        }
-        Check::Ok(())
-    };
-    soon("an end of the half-sent files", cleaned).await??;
-    let text = "mkdir tree; head -c 5000000 /dev/zero > tree/a; mkdir tree/z; ln -s / tree/z/bad";
-    cx.sh(&sandbox, text).await?;
-    let failed = sandbox.files().download("tree", to.join("new"), DownloadOptions::new()).await;
-    let failed = error_of(failed)?;
-    same!(failed.kind(), ErrorKind::PermissionDenied);
-    holds!(failed.to_string().contains("z/bad"), "{failed} names it");
-    // An error comes when it is all cleaned up.
-    same!(names(&to)?, Vec::<String>::new());
-    Ok(())
-}
-
-async fn a_download_from_a_guest_that_dies_leaves_nothing(cx: &Context) -> Check {
-    let sandbox = cx.sandbox().await?;
-    cx.sh(&sandbox, "head -c 100000000 /dev/zero > large").await?;
-    let to = cx.scratch().join("downloads");
-    fs::create_dir(&to)?;
-    let (options, mut told, go) = held_up();
-    let (files, local) = (sandbox.files(), to.join("large"));
-    let download = tokio::spawn(async move { files.download("large", &local, options).await });
-    soon("some of it", told.recv()).await?;
-    cx.signal_guest(&sandbox, Signal::KILL).await?;
-    cx.until_ended(&sandbox).await?;
-    drop(go);
-    let error = error_of(soon("an end of the download", download).await??)?;
-    holds!(
-        matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Lost),
-        "{error:?} says that it was cut"
-    );
-    same!(names(&to)?, Vec::<String>::new());
     Ok(())
 }
 
