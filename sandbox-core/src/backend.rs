@@ -150,7 +150,9 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
     /// `Lost` if the files are gone.
     async fn start(&self, instance: &Instance, request: &Provision) -> Result<Instance>;
 
-    /// Removes everything of the instance. Idempotent; also for what is half made.
+    /// Removes everything of the instance. Idempotent; also for what is half made, which may be found by its
+    /// id alone: its `data` is null then, or, where it was to be [attached](Self::attach), a string with the
+    /// name of that place.
     ///
     /// # Errors
     ///

@@ -33,7 +33,7 @@ pub struct SandboxEvent {
 
 /// What happened. Kinds that this release does not know are kept as they are.
 ///
-/// An intent (`…_requested`, `provisioning`, `destroying`, `process_started`) is recorded before its
+/// An intent (`…_requested`, `provisioning`, `attaching`, `destroying`, `process_started`) is recorded before its
 /// effect, the result after it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -88,6 +88,15 @@ pub enum Known {
         /// When it ends by itself.
         #[serde(default)]
         expires_at: Option<Timestamp>,
+    },
+    /// The guest is about to be brought into a place that somebody else made.
+    Attaching {
+        /// By this backend.
+        backend: BackendId,
+        /// What it calls that place.
+        external: String,
+        /// With this id.
+        instance: InstanceId,
     },
     /// The guest was brought into a place that somebody else made, which is borrowed.
     Attached {
@@ -323,6 +332,7 @@ const KNOWN: &[&str] = &[
     "lost",
     "recovered",
     "destroying",
+    "attaching",
     "attached",
     "detached",
     "destroyed",

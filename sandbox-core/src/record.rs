@@ -115,6 +115,7 @@ pub struct Snapshot {
 pub(crate) enum Intent {
     Create,
     Provision { backend: BackendId, instance: InstanceId },
+    Attach { backend: BackendId, external: String, instance: InstanceId },
     Stop,
     Start,
     Snapshot { snapshot: SnapshotId, label: String, successor: InstanceId },
@@ -200,6 +201,15 @@ impl Record {
                 self.based_on = self.based_on.take().filter(|_| *generation == 1);
                 self.ready_at.get_or_insert(event.at);
                 self.expires_at = *expires_at;
+            }
+            Known::Attaching { backend, external, instance } => {
+                self.state = SandboxState::Provisioning;
+                self.backend = Some(backend.clone());
+                self.open = Some(Intent::Attach {
+                    backend: backend.clone(),
+                    external: external.clone(),
+                    instance: instance.clone(),
+                });
             }
             Known::Attached { instance, .. } => {
                 self.runs(event, instance, 1);

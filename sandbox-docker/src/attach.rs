@@ -1,8 +1,11 @@
 //! Containers that somebody else made: the guest is brought in beside the container's own program, and
 //! leaves nothing behind when it goes.
 
-use bollard::query_parameters::UploadToContainerOptionsBuilder;
-use sandbox_core::{Error, ErrorKind, Instance, InstanceId, Provision, Result};
+use bollard::{
+    models::ContainerInspectResponse,
+    query_parameters::{ContainerArchiveInfoOptionsBuilder, UploadToContainerOptionsBuilder},
+};
+use sandbox_core::{Error, ErrorKind, Instance, InstanceId, InstanceState, Provision, Result};
 use sandbox_guest::Setup;
 
 use crate::{
@@ -12,6 +15,8 @@ use crate::{
     instance::{self, Data},
     launch, life,
 };
+
+const DETACH: &str = "detach";
 
 /// The guest's own directory in a borrowed container.
 fn directory(instance: &InstanceId) -> String {
@@ -42,27 +47,7 @@ pub(crate) async fn attach(
     let container = found.id.clone().unwrap_or_else(|| external.to_owned());
     let config = found.config.unwrap_or_default();
     let image = found.image.unwrap_or_default();
-    let docker = shared.docker(OPERATION).await?;
-    let arch = docker.inspect_image(&image).await.ok().and_then(|image| image.architecture);
-    let arch = arch.as_deref().map_or(std::env::consts::ARCH, crate::image::uname);
-    let guest_program = shared.guests.get(arch)?;
-
-    let top = directory(&request.instance);
-    let files = || {
-        let top = top.trim_start_matches('/');
-        let mut archive = Archive::new(Vec::new());
-        archive.dir(top, 0o755, Owner::ROOT)?;
-        archive.file(&format!("{top}/guest"), 0o755, Owner::ROOT, guest_program.bytes())?;
-        // Whoever the container's user is.
-        archive.dir(&format!("{top}/run"), 0o1777, Owner::ROOT)?;
-        archive.finish()
-    };
-    let files = files().map_err(|error| Error::io(OPERATION, "an archive in memory", error))?;
-    let options = UploadToContainerOptionsBuilder::default().path("/").build();
-    docker
-        .upload_to_container(&container, Some(options), bollard::body_full(files.into()))
-        .await
-        .map_err(asking(OPERATION, "bring the guest into the container"))?;
+    bring_in(shared, OPERATION, &container, &image, &request.instance).await?;
 
     let data = Data { container: container.clone(), borrowed: true };
     let instance = instance::describe(&request.instance, &request.sandbox, &data);
@@ -90,7 +75,7 @@ pub(crate) async fn attach(
             Ok(instance)
         }
         Err(error) => {
-            if let Err(left) = detach(shared, &instance, &data).await {
+            if let Err(left) = detach(shared, &instance.id, &data.container).await {
                 tracing::warn!(%left, "what was brought into a container is left there");
             }
             Err(error)
@@ -98,25 +83,108 @@ pub(crate) async fn attach(
     }
 }
 
-/// Ends the guest in a borrowed container, with all that it started, and removes it. Idempotent.
-pub(crate) async fn detach(shared: &Shared, instance: &Instance, data: &Data) -> Result<()> {
-    const OPERATION: &str = "detach";
-    drop(shared.take_first(&instance.id));
-    let top = directory(&instance.id);
-    let command = vec![guest(&instance.id), "leave".to_owned(), top];
-    let wire = match launch::run(shared, &data.container, command, "0:0").await {
+/// Puts an instance's guest program into a container.
+async fn bring_in(
+    shared: &Shared,
+    operation: &'static str,
+    container: &str,
+    image: &str,
+    instance: &InstanceId,
+) -> Result<()> {
+    let docker = shared.docker(operation).await?;
+    let arch = docker.inspect_image(image).await.ok().and_then(|image| image.architecture);
+    let arch = arch.as_deref().map_or(std::env::consts::ARCH, crate::image::uname);
+    let guest_program = shared.guests.get(arch)?;
+    let top = directory(instance);
+    let files = || {
+        let top = top.trim_start_matches('/');
+        let mut archive = Archive::new(Vec::new());
+        archive.dir(top, 0o755, Owner::ROOT)?;
+        archive.file(&format!("{top}/guest"), 0o755, Owner::ROOT, guest_program.bytes())?;
+        // Whoever the container's user is.
+        archive.dir(&format!("{top}/run"), 0o1777, Owner::ROOT)?;
+        archive.finish()
+    };
+    let files = files().map_err(|error| Error::io(operation, "an archive in memory", error))?;
+    let options = UploadToContainerOptionsBuilder::default().path("/").build();
+    docker
+        .upload_to_container(container, Some(options), bollard::body_full(files.into()))
+        .await
+        .map_err(asking(operation, "bring the guest into the container"))
+}
+
+/// Ends the guest in a borrowed container, with all that it started, and removes it. Idempotent; also for what
+/// is half brought in.
+pub(crate) async fn detach(shared: &Shared, instance: &InstanceId, container: &str) -> Result<()> {
+    drop(shared.take_first(instance));
+    leave(shared, instance, container).await?;
+    if is_there(shared, instance, container).await? {
+        // The guest program was not there, or not all of it: so it is brought in once more, to be the last.
+        let found = life::look(shared, DETACH, container).await?;
+        if state_of(found.as_ref()) != InstanceState::Running {
+            // Nothing runs in it. What is left in its files cannot be removed from outside.
+            tracing::warn!(
+                container,
+                directory = directory(instance),
+                "left in a borrowed container"
+            );
+            return Ok(());
+        }
+        let image = found.and_then(|found| found.image).unwrap_or_default();
+        bring_in(shared, DETACH, container, &image, instance).await?;
+        let said = leave(shared, instance, container).await?;
+        if is_there(shared, instance, container).await? {
+            let message = format!("{} is still in the container: {said}", directory(instance));
+            return Err(failed(DETACH, message));
+        }
+    }
+    Ok(())
+}
+
+/// Has the guest leave; returns what was complained of.
+async fn leave(shared: &Shared, instance: &InstanceId, container: &str) -> Result<String> {
+    let command = vec![guest(instance), "leave".to_owned(), directory(instance)];
+    let wire = match launch::run(shared, container, command, "0:0").await {
         Ok(wire) => wire,
-        // It is gone, or does not run: then neither does the guest.
-        Err(error) if is_missing(&error) || is_conflict(&error) => return Ok(()),
-        Err(error) => return Err(engine(OPERATION, "end the guest in the container", error)),
+        Err(error) if is_missing(&error) => return Ok(String::new()),
+        Err(error) => {
+            let found = life::look(shared, DETACH, container).await?;
+            return match state_of(found.as_ref()) {
+                InstanceState::Paused => {
+                    let message = format!(
+                        "the container {container} is paused, and so is the guest in it: resume it first"
+                    );
+                    Err(Error::new(ErrorKind::Unavailable, DETACH, message))
+                }
+                // The program is not one that can be started.
+                InstanceState::Running if !is_conflict(&error) => Ok(error.to_string()),
+                InstanceState::Running => {
+                    Err(engine(DETACH, "end the guest in the container", error))
+                }
+                // It is gone, or does not run: then neither does the guest.
+                _ => Ok(String::new()),
+            };
+        }
     };
     let (_, words) = wire
         .read_to_end(4096)
         .await
-        .map_err(|error| Error::io(OPERATION, "the end of the guest in the container", error))?;
-    // The engine says so where the program is not there any more.
-    if words.is_empty() || words.contains("no such file") {
-        return Ok(());
+        .map_err(|error| Error::io(DETACH, "the end of the guest in the container", error))?;
+    Ok(words)
+}
+
+fn state_of(found: Option<&ContainerInspectResponse>) -> InstanceState {
+    found.map_or(InstanceState::Gone, life::state_of)
+}
+
+/// Whether something of an instance is in a container.
+async fn is_there(shared: &Shared, instance: &InstanceId, container: &str) -> Result<bool> {
+    let docker = shared.docker(DETACH).await?;
+    let path = directory(instance);
+    let options = ContainerArchiveInfoOptionsBuilder::default().path(&path).build();
+    match docker.get_container_archive_info(container, Some(options)).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(engine(DETACH, format!("look for {path} in the container"), error)),
     }
-    Err(failed(OPERATION, words))
 }

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 const OPERATION: &str = "find registry credentials";
 
 /// The registry of names that say none, as the configuration calls it.
-const HUB: &str = "https://index.docker.io/v1/";
+pub(crate) const HUB: &str = "https://index.docker.io/v1/";
 
 /// A credential helper that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -69,8 +69,11 @@ pub(crate) async fn for_image(directory: &Path, image: &str) -> Result<Option<Do
         let message = format!("{}: {why}", path.display());
         Error::new(ErrorKind::InvalidSpec, OPERATION, message)
     };
-    let config: Config =
-        serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    // Where, and not what: that may be a secret.
+    let config: Config = serde_json::from_str(&text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        unreadable(format!("it is not as Docker writes it at line {line}, column {column}"))
+    })?;
     match source(&config, registry(image)).map_err(unreadable)? {
         Source::Known(credentials) => Ok(Some(credentials)),
         Source::Helper(program, server) => ask(&program, &server).await,
@@ -78,8 +81,8 @@ pub(crate) async fn for_image(directory: &Path, image: &str) -> Result<Option<Do
     }
 }
 
-/// The registry that an image's name means.
-fn registry(image: &str) -> &str {
+/// The registry that an image's name means, as the configuration calls it.
+pub(crate) fn registry(image: &str) -> &str {
     match image.split_once('/') {
         Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => match first {
             "docker.io" | "index.docker.io" => HUB,
@@ -219,7 +222,9 @@ mod tests {
     async fn no_configuration_is_no_credentials() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(for_image(dir.path(), "alpine").await.unwrap(), None);
-        std::fs::write(dir.path().join("config.json"), "{").unwrap();
-        assert!(for_image(dir.path(), "alpine").await.is_err());
+        std::fs::write(dir.path().join("config.json"), r#"{"auths": "hunter2"}"#).unwrap();
+        let error = for_image(dir.path(), "alpine").await.unwrap_err();
+        assert!(error.to_string().contains("config.json: it is not as Docker writes it at line 1"));
+        assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
     }
 }

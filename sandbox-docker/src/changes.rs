@@ -25,7 +25,7 @@ use crate::{
 const OPERATION: &str = "changes";
 
 /// Where an image is for as long as it is looked at.
-const LOOKED_AT: &str = "localhost/sandboxer/looked-at";
+pub(crate) const LOOKED_AT: &str = "localhost/sandboxer/looked-at";
 
 /// What the engine or this backend puts into every container.
 const NOT_ITS_DOING: [&str; 10] = [

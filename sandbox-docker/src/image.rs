@@ -218,7 +218,7 @@ fn with_account(text: &str, id: u32, line: &str) -> Option<String> {
 }
 
 /// A small file of a container; empty if there is none.
-async fn read_file(shared: &Shared, container: &str, path: &str) -> Result<String> {
+pub(crate) async fn read_file(shared: &Shared, container: &str, path: &str) -> Result<String> {
     const OPERATION: &str = "provision";
     let docker = shared.docker(OPERATION).await?;
     let options = DownloadFromContainerOptionsBuilder::default().path(path).build();

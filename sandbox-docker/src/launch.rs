@@ -30,6 +30,12 @@ use crate::{
 /// No guest takes longer to come up, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How often a container that was stopped is started, if its guest ends at once.
+const STARTS: u32 = 4;
+
+/// Between the first two of these times; then longer.
+const SETTLING: Duration = Duration::from_millis(100);
+
 /// Makes an instance whose guest serves.
 pub(crate) async fn provision(shared: &Shared, request: &Provision) -> Result<Instance> {
     const OPERATION: &str = "provision";
@@ -223,16 +229,29 @@ pub(crate) async fn start_again(
     request.instance = instance.id.clone();
     let env = life::image_environment(shared, &data.container).await?;
     let setup = container::setup(&request, &env, &shared.settings);
-    let wire = start(shared, OPERATION, &data.container).await?;
-    let stream = match serve(shared, OPERATION, &data.container, wire, &setup).await {
-        Ok(stream) => stream,
-        Err(error) => {
-            life::stop(shared, instance).await?;
-            return Err(error);
+    let mut tries = 1;
+    loop {
+        let started = async {
+            let wire = start(shared, OPERATION, &data.container).await?;
+            serve(shared, OPERATION, &data.container, wire, &setup).await
+        };
+        match started.await {
+            Ok(stream) => {
+                shared.keep_first(&instance.id, stream);
+                return Ok(instance.clone());
+            }
+            Err(error) => {
+                // Podman may still be noting the container's former end, and takes it for this one's.
+                let ended = life::inspect(shared, instance).await? == InstanceState::Stopped;
+                if !ended || tries == STARTS {
+                    life::stop(shared, instance).await?;
+                    return Err(error);
+                }
+            }
         }
-    };
-    shared.keep_first(&instance.id, stream);
-    Ok(instance.clone())
+        tokio::time::sleep(SETTLING * tries).await;
+        tries += 1;
+    }
 }
 
 /// A byte stream to an instance's guest.

@@ -13,12 +13,14 @@ use futures::TryStreamExt;
 use sandbox_core::{
     ContainerReach, Error, ErrorKind, Found, Instance, InstanceState, Reachability, Result, Usage,
 };
+use serde_json::Value;
 
 use crate::{
     backend::Shared,
     container::{OWN_THREADS, WORKSPACE},
     error::{asking, is_conflict, is_missing, lost},
-    instance::{self, Data, SCOPE},
+    helper, image,
+    instance::{self, Data, KIND, Kind, SCOPE},
     list, snapshot,
 };
 
@@ -39,7 +41,7 @@ pub(crate) async fn look(
     }
 }
 
-fn state_of(found: &ContainerInspectResponse) -> InstanceState {
+pub(crate) fn state_of(found: &ContainerInspectResponse) -> InstanceState {
     match found.state.as_ref().and_then(|state| state.status) {
         Some(ContainerStateStatusEnum::RUNNING | ContainerStateStatusEnum::RESTARTING) => {
             InstanceState::Running
@@ -187,41 +189,74 @@ pub(crate) async fn stop(shared: &Shared, instance: &Instance) -> Result<()> {
     }
 }
 
-/// Removes a container and what only it needed. Idempotent.
+/// Removes an instance's container and what only it needed; from one that is borrowed, what was brought into
+/// it. Idempotent.
 pub(crate) async fn teardown(shared: &Shared, instance: &Instance) -> Result<()> {
-    const OPERATION: &str = "teardown";
     drop(shared.take_first(&instance.id));
-    let data = Data::of(instance)?;
-    if data.borrowed {
-        return crate::attach::detach(shared, instance, &data).await;
-    }
-    let docker = shared.docker(OPERATION).await?;
-    let begin = tokio::time::Instant::now();
-    loop {
-        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-        match docker.remove_container(&data.container, Some(options)).await {
-            Ok(()) => break,
-            Err(error) if is_missing(&error) => break,
-            // Somebody else is removing it.
-            Err(error) if is_conflict(&error) && begin.elapsed() < PATIENCE => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+    match &instance.data {
+        // It is half made: whoever made it has ended before the history said where it is.
+        Value::Null => {
+            for container in of_instance(shared, instance).await? {
+                remove(shared, &container).await?;
             }
-            Err(error) => {
-                let what = format!("remove the container {}", data.container);
-                return Err(asking(OPERATION, what)(error));
+        }
+        Value::String(borrowed) => {
+            return crate::attach::detach(shared, &instance.id, borrowed).await;
+        }
+        _ => {
+            let data = Data::of(instance)?;
+            if data.borrowed {
+                return crate::attach::detach(shared, &instance.id, &data.container).await;
             }
+            remove(shared, &data.container).await?;
         }
     }
     snapshot::sweep(shared).await;
     Ok(())
 }
 
-/// Every instance of this scope.
+/// The containers that have an instance's id in their names: one, or none.
+async fn of_instance(shared: &Shared, instance: &Instance) -> Result<Vec<String>> {
+    let scope = format!("{SCOPE}={}", shared.settings.scope);
+    let name = instance::name(&instance.id);
+    let filters = HashMap::from([("label", vec![scope]), ("name", vec![name])]);
+    let listed = list::containers(shared, "teardown", &filters).await?;
+    Ok(listed.into_iter().filter_map(|container| container.id).collect())
+}
+
+async fn remove(shared: &Shared, container: &str) -> Result<()> {
+    const OPERATION: &str = "teardown";
+    let docker = shared.docker(OPERATION).await?;
+    let begin = tokio::time::Instant::now();
+    loop {
+        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+        match docker.remove_container(container, Some(options)).await {
+            Ok(()) => return Ok(()),
+            Err(error) if is_missing(&error) => return Ok(()),
+            // Somebody else is removing it.
+            Err(error) if is_conflict(&error) && begin.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => {
+                return Err(asking(OPERATION, format!("remove the container {container}"))(error));
+            }
+        }
+    }
+}
+
+/// Every instance of this scope. A tool's container that a harness which has ended left is removed.
 pub(crate) async fn inventory(shared: &Shared) -> Result<Vec<Found>> {
     const OPERATION: &str = "inventory";
     let scope = format!("{SCOPE}={}", shared.settings.scope);
     let filters = HashMap::from([("label", vec![scope])]);
     let listed = list::containers(shared, OPERATION, &filters).await?;
+    for container in &listed {
+        let kind = container.labels.as_ref().and_then(|labels| labels.get(KIND));
+        let made_at = container.created.unwrap_or(i64::MAX);
+        if kind.is_some_and(|kind| kind == Kind::Helper.as_str()) && helper::is_left_over(made_at) {
+            image::remove(shared, container.id.as_deref().unwrap_or_default()).await;
+        }
+    }
     let found = listed.into_iter().filter_map(|container| {
         let state = match container.state? {
             ContainerSummaryStateEnum::RUNNING | ContainerSummaryStateEnum::RESTARTING => {

@@ -1,7 +1,10 @@
 //! What an engine has. It may stumble over what somebody else removes at that moment, or be in the middle of
 //! something that has no name in its interface: then it is asked again.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use bollard::{
     errors::Error as Docker,
@@ -12,11 +15,13 @@ use sandbox_core::Result;
 
 use crate::{backend::Shared, error::asking};
 
-/// How often it is asked.
-const TRIES: u32 = 50;
+/// For how long it is asked. Podman looks at one image after the other and gives up at the first that is gone:
+/// where many are removed, that may take it a number of times.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Between two times.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Between two times, at first; each is twice the one before, up to the longest.
+const PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) type Filters = HashMap<&'static str, Vec<String>>;
 
@@ -52,14 +57,16 @@ async fn again<T, F>(ask: impl Fn() -> F) -> std::result::Result<T, Docker>
 where
     F: Future<Output = std::result::Result<T, Docker>>,
 {
-    let mut tries = 1;
+    let begun = Instant::now();
+    let mut pause = PAUSE;
     loop {
+        let patient = begun.elapsed() < PATIENCE;
         match ask().await {
-            Err(Docker::JsonDataError { .. }) if tries < TRIES => {}
-            Err(Docker::DockerResponseServerError { status_code: 500, .. }) if tries < TRIES => {}
+            Err(Docker::JsonDataError { .. }) if patient => {}
+            Err(Docker::DockerResponseServerError { status_code: 500, .. }) if patient => {}
             answered => return answered,
         }
-        tries += 1;
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }

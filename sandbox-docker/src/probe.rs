@@ -1,18 +1,25 @@
 //! What an engine really enforces: a container is made with limits, and the guest program in it reports
-//! what it finds.
+//! what it finds. What it keeps: that container has a file when it has ended, and so has an image of it.
 
 use std::collections::BTreeMap;
 
-use bollard::query_parameters::CreateImageOptionsBuilder;
+use bollard::{
+    models::HostConfig,
+    query_parameters::{
+        CreateImageOptionsBuilder, RemoveImageOptionsBuilder, UploadToContainerOptionsBuilder,
+    },
+};
 use futures::TryStreamExt;
-use sandbox_core::{BackendId, Capabilities, Feature, Level, Limits, Network, Result};
+use sandbox_core::{BackendId, Capabilities, Feature, Level, Limits, Network, Result, SnapshotId};
 
 use crate::{
     archive::{Archive, Owner},
     backend::Shared,
+    changes::LOOKED_AT,
     container::{self, GUEST, OWN, RUN, WORKSPACE},
     error::{ID, asking},
-    helper,
+    helper::{self, Tool},
+    image,
     instance::{KIND, Kind},
     snapshot,
 };
@@ -27,19 +34,29 @@ const PIDS: u64 = 123;
 const MEMORY: u64 = 96 * 1024 * 1024;
 const CPU_MILLIS: u64 = 250;
 
+/// No report is longer.
+const MOST: u64 = 64 * 1024;
+
+/// A file that is put into a container, to see what becomes of it.
+const FILE: &str = "/.sandbox/kept";
+const CONTENTS: &str = "kept\n";
+
 /// Looks.
 pub(crate) async fn probe(shared: &Shared) -> Result<Capabilities> {
     let docker = shared.docker(OPERATION).await?;
     let version = docker.version().await.map_err(asking(OPERATION, "ask for the version"))?;
     let info = docker.info().await.map_err(asking(OPERATION, "ask for the engine's settings"))?;
     let arch = info.architecture.as_deref().unwrap_or(std::env::consts::ARCH).to_owned();
-    let image = image(shared, &arch).await?;
+    let image = own_image(shared, &arch).await?;
     let mut limits = Limits::default();
     limits.pids = Some(PIDS);
     limits.memory = Some(MEMORY);
     limits.cpu_millis = Some(CPU_MILLIS);
-    let host = container::host_config(Network::Deny, &limits, &shared.settings)?;
-    let report = helper::run(shared, OPERATION, &image, &["report"], host, 64 * 1024).await?;
+    let denied = container::host_config(Network::Deny, &limits, &shared.settings)?;
+    let open = container::host_config(Network::Host, &limits, &shared.settings)?;
+    let open = helper::run(shared, OPERATION, &image, &["report"], open, MOST);
+    let (tried, open) = tokio::join!(keeping(shared, &image, denied), open);
+    let (report, kept) = tried?;
     let report = parse(&String::from_utf8_lossy(&report));
 
     let name = version.platform.map(|platform| platform.name).filter(|name| !name.is_empty());
@@ -51,27 +68,129 @@ pub(crate) async fn probe(shared: &Shared) -> Result<Capabilities> {
         info.operating_system.unwrap_or_default(),
     );
     let mut found = features(&report, described);
-    let support = |level, why: &str| (level, why.to_owned());
-    let (snapshots, why) = if shared.settings.read_only_root {
-        support(Level::None, "the root is read-only, and volumes are in no snapshot")
-    } else {
-        let driver = info.driver.unwrap_or_default();
-        support(Level::Full, &format!("images of the storage driver {driver}; a commit pauses"))
+    let freezer = report.get("freezer").map_or("", String::as_str);
+    found = match freezer {
+        "" => found.with(Feature::Pause, Level::None, "there is no freezer for control groups"),
+        at => found.with(Feature::Pause, Level::Full, format!("there is a freezer: {at}")),
     };
-    for feature in [Feature::Snapshot, Feature::SnapshotLive] {
-        found = found.with(feature, snapshots, why.clone());
-    }
+    found = match open {
+        Ok(open) => {
+            let open = parse(&String::from_utf8_lossy(&open));
+            let seen = open.get("interfaces").map_or("none", String::as_str);
+            let evidence = format!("a container with the engine's own network saw {seen}");
+            found.with(Feature::NetworkHost, Level::Full, evidence)
+        }
+        Err(error) => {
+            let evidence =
+                format!("no container with the engine's own network can be run: {error}");
+            found.with(Feature::NetworkHost, Level::None, evidence)
+        }
+    };
+    let (level, evidence) = kept.ended;
+    found = found.with(Feature::Stop, level, evidence);
+    let driver = info.driver.unwrap_or_default();
+    let (level, evidence) = kept.image;
+    let evidence = format!("{evidence}; storage driver {driver}");
+    found = found.with(Feature::Snapshot, level, evidence.clone());
+    found = match (level, freezer) {
+        (Level::Full, "") => {
+            let evidence = "there is no freezer to hold processes up with meanwhile";
+            found.with(Feature::SnapshotLive, Level::None, evidence)
+        }
+        (level, at) => {
+            let evidence = format!("{evidence}; processes are held up by the freezer {at}");
+            found.with(Feature::SnapshotLive, level, evidence)
+        }
+    };
     found = found.with(
         Feature::SparseSnapshots,
         Level::None,
         "the engine keeps layers as archives, in which holes are zeros",
     );
-    let freezer = report.get("freezer").map_or("", String::as_str);
-    found = match freezer {
-        "" => found.with(Feature::Pause, Level::None, "there is no freezer for control groups"),
-        at => found.with(Feature::Pause, Level::Full, format!("the freezer of {at}")),
-    };
     Ok(found)
+}
+
+/// What was seen of what an engine keeps.
+struct Kept {
+    /// In a container that has ended.
+    ended: (Level, String),
+    /// In an image of it.
+    image: (Level, String),
+}
+
+/// Runs the guest program in a container that has been given a file; returns what it reports, and what then
+/// became of the file.
+async fn keeping(shared: &Shared, image: &str, host: HostConfig) -> Result<(Vec<u8>, Kept)> {
+    let tool = Tool::new(shared, OPERATION, image, &["report"], host).await?;
+    let tried = async {
+        if shared.settings.read_only_root {
+            let report = tool.run(shared, MOST).await?;
+            let ended = "not tried: the root is read-only, and volumes go with their container";
+            let image = "the root is read-only, and volumes are in no snapshot";
+            let ended = (Level::Full, ended.to_owned());
+            return Ok((report, Kept { ended, image: (Level::None, image.to_owned()) }));
+        }
+        put(shared, &tool.container).await?;
+        let report = tool.run(shared, MOST).await?;
+        let text = image::read_file(shared, &tool.container, FILE).await?;
+        let image = in_an_image(shared, &tool.container).await;
+        Ok((
+            report,
+            Kept {
+                ended: seen("a container that has ended", Ok(text)),
+                image: seen("an image of a container", image),
+            },
+        ))
+    };
+    let tried = tried.await;
+    tool.remove(shared).await;
+    tried
+}
+
+/// Whether the file was there, as evidence.
+fn seen(place: &str, text: Result<String>) -> (Level, String) {
+    match text {
+        Ok(text) if text == CONTENTS => {
+            (Level::Full, format!("{place} had a file that was put there before"))
+        }
+        Ok(_) => (Level::None, format!("{place} did not have a file that was put there before")),
+        Err(error) => (Level::None, format!("{place}: {error}")),
+    }
+}
+
+async fn put(shared: &Shared, container: &str) -> Result<()> {
+    let docker = shared.docker(OPERATION).await?;
+    let archive = || {
+        let mut archive = Archive::new(Vec::new());
+        archive.file(FILE.trim_start_matches('/'), 0o644, Owner::ROOT, CONTENTS.as_bytes())?;
+        archive.finish()
+    };
+    let archive = archive()
+        .map_err(|error| sandbox_core::Error::io(OPERATION, "an archive in memory", error))?;
+    let options = UploadToContainerOptionsBuilder::default().path("/").build();
+    docker
+        .upload_to_container(container, Some(options), bollard::body_full(archive.into()))
+        .await
+        .map_err(asking(OPERATION, "put a file into a container"))
+}
+
+/// What an image of a container has of the file: as a container that is made from it says.
+async fn in_an_image(shared: &Shared, container: &str) -> Result<String> {
+    let tag = SnapshotId::new().to_string();
+    let image = format!("{LOOKED_AT}:{tag}");
+    snapshot::commit(shared, OPERATION, container, (LOOKED_AT, &tag), Kind::Helper).await?;
+    let read = async {
+        let made = Tool::new(shared, OPERATION, &image, &["report"], HostConfig::default()).await?;
+        let text = image::read_file(shared, &made.container, FILE).await;
+        made.remove(shared).await;
+        text
+    };
+    let read = read.await;
+    let docker = shared.docker(OPERATION).await?;
+    let options = RemoveImageOptionsBuilder::default().force(true).build();
+    let removed = docker.remove_image(&image, Some(options), None).await;
+    removed.map_err(asking(OPERATION, format!("remove the image {image}")))?;
+    read
 }
 
 /// What the report says of each feature.
@@ -113,14 +232,16 @@ fn features(report: &BTreeMap<String, String>, version: String) -> Capabilities 
     let level = if terminals == "yes" { Level::Full } else { Level::None };
     found
         .with(Feature::Pty, level, format!("/dev/ptmx could be opened in a container: {terminals}"))
-        .with(Feature::NetworkHost, Level::Full, "the engine's own network, for who asks for it")
         .with(Feature::Images, Level::Full, "the probe's own image was brought in and run")
         .with(Feature::OwnKernel, Level::None, "containers of one engine share its host's kernel")
-        .with(Feature::Stop, Level::Full, "a stopped container keeps its files")
         .with(
             Feature::Users,
             Level::None,
-            "a container has no right to change users; give the backend another user instead",
+            format!(
+                "root in a container had CapEff {}: no right to change users; give the backend another user \
+                 instead",
+                said("CapEff")
+            ),
         )
 }
 
@@ -130,9 +251,9 @@ fn parse(text: &str) -> BTreeMap<String, String> {
 }
 
 /// An image with nothing but the guest in it, so that nothing need be pulled.
-async fn image(shared: &Shared, arch: &str) -> Result<String> {
+async fn own_image(shared: &Shared, arch: &str) -> Result<String> {
     let docker = shared.docker(OPERATION).await?;
-    let guest = shared.guests.get(crate::image::uname(arch))?;
+    let guest = shared.guests.get(image::uname(arch))?;
     let tag: String = guest.checksum().chars().take(32).collect();
     let image = format!("{PROBE}:{tag}");
     if snapshot::find(shared, OPERATION, &image).await?.is_some() {

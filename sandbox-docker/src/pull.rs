@@ -2,7 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use bollard::{models::ImageInspect, query_parameters::CreateImageOptionsBuilder};
+use bollard::{
+    auth::DockerCredentials, models::ImageInspect, query_parameters::CreateImageOptionsBuilder,
+};
 use futures::TryStreamExt;
 use sandbox_core::{Error, ErrorKind, Result};
 
@@ -87,26 +89,12 @@ async fn fetch(shared: &Shared, name: &str) -> Result<()> {
     let credentials = auth::for_image(&shared.docker_config, name).await?;
     let (repository, tag) = split(name);
     let options = CreateImageOptionsBuilder::default().from_image(repository).tag(tag).build();
-    let mut stream = Box::pin(docker.create_image(Some(options), None, credentials));
+    let mut stream = Box::pin(docker.create_image(Some(options), None, credentials.clone()));
     loop {
         let step = match stream.try_next().await {
             Ok(Some(step)) => step,
             Ok(None) => return Ok(()),
-            Err(error) => {
-                let what = format!(
-                    "the image {name} is not here and cannot be pulled; is its name right, and may you \
-                     pull it (`docker login`)?"
-                );
-                let error = engine(OPERATION, what, error);
-                // Whatever the registry calls it: there is no such image to be had.
-                let kind = match error.kind() {
-                    ErrorKind::Unavailable | ErrorKind::Timeout => return Err(error),
-                    ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-                    _ => ErrorKind::NotFound,
-                };
-                let message = error.to_string();
-                return Err(Error::new(kind, OPERATION, message).with_source(error));
-            }
+            Err(error) => return Err(refused(shared, name, credentials, error).await),
         };
         let detail = step.progress_detail.unwrap_or_default();
         let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
@@ -122,6 +110,60 @@ async fn fetch(shared: &Shared, name: &str) -> Result<()> {
             (watcher.0)(&progress);
         }
     }
+}
+
+/// How the engine says that a registry wants to know who asks and nobody has said so: it has a status for
+/// credentials that are refused, and none for those that are missing.
+const NO_CREDENTIALS: &str = "no basic auth credentials";
+
+/// Why an image could not be pulled, as far as that can be found out.
+async fn refused(
+    shared: &Shared,
+    name: &str,
+    credentials: Option<DockerCredentials>,
+    error: bollard::errors::Error,
+) -> Error {
+    let registry = match auth::registry(name) {
+        auth::HUB => "docker.io",
+        other => other,
+    };
+    let place = shared.docker_config.join("config.json");
+    let with = match &credentials {
+        None => format!("without credentials, as {} has none for it", place.display()),
+        Some(DockerCredentials { username: Some(user), .. }) => {
+            format!("with the credentials of {user} that {} has or leads to", place.display())
+        }
+        Some(_) => format!("with the token that {} has or leads to", place.display()),
+    };
+    let none = credentials.is_none();
+    let what = format!("the image {name} cannot be pulled from {registry} {with}");
+    let error = engine(OPERATION, what, error);
+    let kind = match error.kind() {
+        ErrorKind::Backend if none && error.to_string().contains(NO_CREDENTIALS) => {
+            ErrorKind::PermissionDenied
+        }
+        // A pull says that it failed. Looking at what the registry has says why.
+        ErrorKind::Backend => {
+            let looked = match shared.docker(OPERATION).await {
+                Ok(docker) => docker.inspect_registry_image(name, credentials).await,
+                Err(error) => return error,
+            };
+            match looked.map_err(asking(OPERATION, "")) {
+                Err(why) if why.kind() == ErrorKind::PermissionDenied => why.kind(),
+                Err(why) if why.kind() == ErrorKind::NotFound => why.kind(),
+                Err(_) => ErrorKind::Unavailable,
+                // The registry has it: it is the engine that cannot.
+                Ok(_) => ErrorKind::Backend,
+            }
+        }
+        kind => kind,
+    };
+    let advice = match kind {
+        ErrorKind::NotFound => "; is its name right?",
+        ErrorKind::PermissionDenied => "; may you pull it? `docker login` to that registry",
+        _ => "",
+    };
+    Error::new(kind, OPERATION, format!("{}{advice}", error.message())).with_source(error)
 }
 
 /// A name's repository, and its tag or digest; without one, the newest is meant, and not all there are.

@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     backend::Shared,
+    changes::LOOKED_AT,
     error::{ID, asking, failed, is_conflict, is_missing, lost},
-    flatten,
+    flatten, helper,
     image::{self, PREPARED, Prepared},
     instance::{self, Data, Kind, SCOPE},
     life, list,
@@ -179,15 +180,15 @@ async fn is_needed(shared: &Shared, operation: &'static str, image: &ImageInspec
     Ok(images.iter().any(|other| other.parent_id == id))
 }
 
-/// Removes what was kept for something that is gone now. Another process may be about to build on it:
-/// then the engine refuses, and so it stays.
+/// Removes what was kept for something that is gone now, and what a harness that has ended had looked at.
+/// Another process may be about to build on it: then the engine refuses, and so it stays.
 pub(crate) async fn sweep(shared: &Shared) {
     const OPERATION: &str = "clean up";
     let Ok(docker) = shared.docker(OPERATION).await else { return };
     let scope = format!("{SCOPE}={}", shared.settings.scope);
     loop {
-        let filters =
-            HashMap::from([("reference", vec![KEPT.to_owned()]), ("label", vec![scope.clone()])]);
+        let names = vec![KEPT.to_owned(), LOOKED_AT.to_owned()];
+        let filters = HashMap::from([("reference", names), ("label", vec![scope.clone()])]);
         let Ok(kept) = list::images(shared, OPERATION, &filters).await else { return };
         let mut removed = 0;
         for image in kept {
@@ -195,7 +196,9 @@ pub(crate) async fn sweep(shared: &Shared) {
             if is_needed(shared, OPERATION, &found).await.unwrap_or(true) {
                 continue;
             }
-            for name in image.repo_tags.iter().filter(|name| name.contains(KEPT)) {
+            let old = helper::is_left_over(image.created);
+            let goes = |name: &&String| name.contains(KEPT) || old && name.contains(LOOKED_AT);
+            for name in image.repo_tags.iter().filter(goes) {
                 let options = RemoveImageOptionsBuilder::default().build();
                 match docker.remove_image(name, Some(options), None).await {
                     Ok(_) => removed += 1,

@@ -46,7 +46,8 @@ async fn bring_in(recorder: Recorder, id: BackendId, external: String) -> Result
     recorder.record(Known::Requested { name: None, spec: spec.clone(), from: None }).await?;
     let request = inner.provision(&shared, spec, 1, None);
     let instance = request.instance.clone();
-    recorder.record(Known::Provisioning { backend: id, instance, generation: 1 }).await?;
+    let place = external.clone();
+    recorder.record(Known::Attaching { backend: id, external: place, instance }).await?;
     let made = async {
         let instance = backend.attach(&external, &request).await?;
         match connect(&*backend, &instance).await {

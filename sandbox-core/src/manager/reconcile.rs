@@ -60,11 +60,15 @@ impl SandboxManager {
 async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result<()> {
     let inner = &recorder.inner;
     match intent {
-        Intent::Create => never_made(recorder, record).await?,
+        Intent::Create => never_made(recorder, record, "create").await?,
+        Intent::Attach { backend, external, instance } => {
+            remove(recorder, backend, instance, external.clone().into()).await?;
+            never_made(recorder, record, "attach").await?;
+        }
         Intent::Provision { backend, instance } => {
-            remove(recorder, backend, instance).await?;
+            remove(recorder, backend, instance, serde_json::Value::Null).await?;
             if record.instance.is_none() {
-                return never_made(recorder, record).await;
+                return never_made(recorder, record, "create").await;
             }
             recorder.failed("recreate", &VANISHED).await?;
             notice_loss(recorder, &*shared_record(recorder).await?).await?;
@@ -72,7 +76,7 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
         Intent::Rewind { instance, snapshot, .. } => {
             let backend = record.snapshots.iter().find(|kept| kept.id == *snapshot);
             if let Some(backend) = backend.map(|kept| kept.data.backend.clone()) {
-                remove(recorder, &backend, instance).await?;
+                remove(recorder, &backend, instance, serde_json::Value::Null).await?;
             }
             recorder.failed("rewind", &VANISHED).await?;
             notice_loss(recorder, &*shared_record(recorder).await?).await?;
@@ -103,8 +107,8 @@ async fn settle(recorder: &Recorder, record: &Record, intent: &Intent) -> Result
 }
 
 /// Ends a sandbox of which nothing was there yet.
-async fn never_made(recorder: &Recorder, record: &Record) -> Result<()> {
-    recorder.failed("create", &VANISHED).await?;
+async fn never_made(recorder: &Recorder, record: &Record, operation: &str) -> Result<()> {
+    recorder.failed(operation, &VANISHED).await?;
     recorder.inner.forget(record).await
 }
 
@@ -112,18 +116,19 @@ async fn shared_record(recorder: &Recorder) -> Result<Arc<Record>> {
     recorder.shared.record(&recorder.inner).await
 }
 
-/// Removes an instance of which only the id is known.
+/// Removes an instance of which only the id is known, and where it was to be if that is somebody else's place.
 async fn remove(
     recorder: &Recorder,
     backend: &crate::BackendId,
     id: &crate::InstanceId,
+    data: serde_json::Value,
 ) -> Result<()> {
     let backend = recorder.inner.backend(backend)?;
     let instance = Instance {
         id: id.clone(),
         sandbox: recorder.shared.id.clone(),
         backend: backend.id(),
-        data: serde_json::Value::Null,
+        data,
     };
     backend.teardown(&instance).await
 }

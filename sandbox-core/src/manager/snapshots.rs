@@ -1,6 +1,10 @@
 //! Snapshots and rewinds.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sandbox_guest::{Request, Response};
 
@@ -12,11 +16,14 @@ use super::{
     shared::{connect, refuse_borrowed, running_instance},
 };
 use crate::{
-    Error, ErrorKind, InstanceId, InstanceState, Known, Result, SandboxState, Snapshot, SnapshotId,
-    SnapshotRequest,
+    Error, ErrorKind, Instance, InstanceId, InstanceState, Known, Result, SandboxBackend,
+    SandboxState, Snapshot, SnapshotId, SnapshotRequest,
     guest::{Link, unexpected},
     record::Record,
 };
+
+/// How long a backend may hold a sandbox up for a snapshot whose harness has ended.
+const HELD_UP: Duration = Duration::from_secs(60);
 
 impl SandboxManager {
     /// The snapshot of this id, whichever sandbox it is of.
@@ -147,8 +154,8 @@ pub(super) async fn finish(
     next.instance = successor.clone();
     // Where nothing runs it is idle; a guest that runs is asked.
     let request = SnapshotRequest::new(instance.clone(), snapshot.clone(), true, next.clone());
-    let runs = backend.inspect(instance).await? == InstanceState::Running;
-    let link = if runs { Some(connect(&*backend, instance).await?) } else { None };
+    let link = reach(&*backend, instance).await?;
+    let runs = link.is_some();
     let taken = match &link {
         Some(link) => take(inner, shared, link, request).await,
         None => backend.snapshot(&request).await,
@@ -181,6 +188,30 @@ pub(super) async fn finish(
     let snapshot = Some(snapshot.clone());
     recorder.record(Known::Recovered { what, instance, snapshot, generation }).await?;
     Ok(())
+}
+
+/// The guest of a sandbox that a snapshot was begun of, if it runs. An engine may still be at the snapshot that
+/// the harness which has ended had asked it for, and holds the sandbox up meanwhile.
+async fn reach(backend: &dyn SandboxBackend, instance: &Instance) -> Result<Option<Link>> {
+    let begun = Instant::now();
+    loop {
+        match backend.inspect(instance).await? {
+            InstanceState::Running => match connect(backend, instance).await {
+                Ok(link) => return Ok(Some(link)),
+                Err(error) => {
+                    let held_up = backend.inspect(instance).await? == InstanceState::Paused;
+                    if !held_up || begun.elapsed() > HELD_UP * 2 {
+                        return Err(error);
+                    }
+                }
+            },
+            // Whoever holds it up does not let go any more.
+            InstanceState::Paused if begun.elapsed() > HELD_UP => backend.resume(instance).await?,
+            InstanceState::Paused => {}
+            _ => return Ok(None),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Gives the sandbox the filesystem of one of its snapshots: makes before it breaks.

@@ -9,3 +9,4 @@ mod faults;
 mod hardening;
 mod images;
 mod pool;
+mod registry;

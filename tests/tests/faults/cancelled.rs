@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use crate::{
     child::{self, CHANGES, Change, FORK},
     killed::impossible,
+    place::Place,
     scene::{NAME, SOON, Scene, marker, sh, usable},
     steps::{Plan, Steps},
     trial,
@@ -51,7 +52,7 @@ async fn looked_at<F: Future>(times: usize, future: F) -> Option<F::Output> {
 }
 
 async fn after_each_look(change: Change) -> Check<Option<String>> {
-    if let Some(why) = impossible(change).await? {
+    if let Some(why) = impossible(&Place::here(), change).await? {
         return Ok(Some(why));
     }
     for times in 1.. {
@@ -76,7 +77,7 @@ async fn after_each_look(change: Change) -> Check<Option<String>> {
 }
 
 async fn at_each_step(change: Change) -> Check<Option<String>> {
-    if let Some(why) = impossible(change).await? {
+    if let Some(why) = impossible(&Place::here(), change).await? {
         return Ok(Some(why));
     }
     let scene = Scene::new()?;

@@ -1,7 +1,7 @@
 //! What a process of its own does: a change, up to a step; or one of several at once.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command as Program, ExitCode, ExitStatus},
 };
 
@@ -9,13 +9,13 @@ use sandbox_conformance::Check;
 use sandbox_core::{Command, SandboxManager, SnapshotId, Suppressed};
 
 use crate::{
+    place::Place,
     scene::{NAME, Scene, mark, sh},
     steps::{Plan, Steps},
 };
 
 const WHAT: &str = "SANDBOX_FAULTS_WHAT";
 const DIR: &str = "SANDBOX_FAULTS_DIR";
-const USER: &str = "SANDBOX_FAULTS_USER";
 const STEP: &str = "SANDBOX_FAULTS_STEP";
 
 /// The name of the fork.
@@ -125,11 +125,12 @@ impl Change {
 pub(crate) fn from_environment() -> Option<ExitCode> {
     let what = std::env::var(WHAT).ok()?;
     let dir = PathBuf::from(std::env::var_os(DIR)?);
-    let scene = Scene::of(&dir, std::env::var(USER).ok().and_then(|user| user.parse().ok()));
+    let scene = Scene::of(&dir, Place::told()?);
     let runtime = tokio::runtime::Runtime::new().ok()?;
     let done = runtime.block_on(async {
         match what.as_str() {
             "acquire" => acquire(&scene).await,
+            "attach" => attach(&scene).await,
             "disk" => crate::disk::on_a_small_disk(&scene).await,
             "reconcile" => reconcile(&scene).await,
             change => make(&scene, change).await,
@@ -162,6 +163,16 @@ async fn make(scene: &Scene, change: &str) -> Check {
     Ok(())
 }
 
+/// Brings the guest into somebody's container.
+async fn attach(scene: &Scene) -> Check {
+    let steps = steps(scene);
+    let manager = scene.stepped_manager(&steps).await?;
+    steps.arm();
+    crate::attached::attach(scene, &manager).await?;
+    steps.disarm();
+    Ok(())
+}
+
 /// Settles what another process left open.
 async fn reconcile(scene: &Scene) -> Check {
     let steps = steps(scene);
@@ -188,7 +199,7 @@ async fn acquire(scene: &Scene) -> Check {
 /// This program, to do this on a scene.
 pub(crate) fn program(what: &str, scene: &Scene, step: Option<&str>) -> Check<Program> {
     let mut program = Program::new(std::env::current_exe()?);
-    environment(&mut program, what, scene.dir(), scene.user());
+    environment(&mut program, what, scene);
     if let Some(step) = step {
         program.env(STEP, step);
     }
@@ -196,11 +207,9 @@ pub(crate) fn program(what: &str, scene: &Scene, step: Option<&str>) -> Check<Pr
 }
 
 /// Says what the program is to do.
-pub(crate) fn environment(program: &mut Program, what: &str, dir: &Path, user: Option<u32>) {
-    program.env(WHAT, what).env(DIR, dir).env_remove(STEP).env_remove(USER);
-    if let Some(user) = user {
-        program.env(USER, user.to_string());
-    }
+pub(crate) fn environment(program: &mut Program, what: &str, scene: &Scene) {
+    program.env(WHAT, what).env(DIR, scene.dir()).env_remove(STEP);
+    scene.place().tell(program);
 }
 
 /// Runs it up to a step, or to its end; returns how it ended.

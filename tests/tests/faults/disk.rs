@@ -13,7 +13,8 @@ use sandbox_core::{Command, Error, ErrorKind, Sandbox, SandboxEvent, SandboxMana
 
 use crate::{
     child,
-    scene::{NAME, Scene, is_root, mark, marker, sh, usable},
+    place::is_root,
+    scene::{NAME, Scene, mark, marker, sh, usable},
     trial,
 };
 
@@ -33,7 +34,7 @@ async fn a_full_disk() -> Check<Option<String>> {
     fs::create_dir(scene.dir().join("state"))?;
     let mut program = Program::new("unshare");
     program.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe()?);
-    child::environment(&mut program, "disk", scene.dir(), scene.user());
+    child::environment(&mut program, "disk", &scene);
     let output = match program.output() {
         Err(error) => return Ok(Some(format!("unshare cannot be run: {error}"))),
         Ok(output) => output,

@@ -2,11 +2,13 @@
 //! state is damaged. Nothing may be lost or left behind, and the history tells what happened.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a test program")]
 
+mod attached;
 mod cancelled;
 mod child;
 mod disk;
 mod killed;
 mod many;
+mod place;
 mod scene;
 mod steps;
 mod unreadable;
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
     }
     let mut trials = Vec::new();
     trials.extend(killed::trials());
+    trials.extend(attached::trials());
     trials.extend(cancelled::trials());
     trials.extend(disk::trials());
     trials.extend(unreadable::trials());

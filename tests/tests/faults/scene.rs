@@ -3,16 +3,11 @@
 use std::{
     collections::BTreeSet,
     fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use sandbox_bwrap::BwrapBackend;
 use sandbox_conformance::{Check, holds, same};
 use sandbox_core::{
     Command, CreateSandbox, FileJournal, Instance, Known, ReapPolicy, Result, Sandbox,
@@ -20,7 +15,10 @@ use sandbox_core::{
 };
 use tempfile::TempDir;
 
-use crate::steps::{SteppedBackend, SteppedJournal, Steps};
+use crate::{
+    place::Place,
+    steps::{SteppedBackend, SteppedJournal, Steps},
+};
 
 /// How long to wait for what must come. Nothing measures it; it tells a hang.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
@@ -28,39 +26,49 @@ pub(crate) const SOON: Duration = Duration::from_secs(30);
 pub(crate) const NAME: &str = "main";
 const MARKER: &str = "/workspace/marker";
 
-/// A state directory, and a user whose processes are this scene's, where there can be one.
+/// A state directory, and what its sandboxes are made of.
 #[derive(Debug)]
 pub(crate) struct Scene {
     dir: PathBuf,
-    user: Option<u32>,
+    place: Place,
     owned: Option<TempDir>,
 }
 
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // Of a case that failed: what it has left on an engine that others use too.
+        if self.owned.is_some() {
+            self.place.clear(&self.dir);
+        }
+    }
+}
+
 impl Scene {
-    /// A new one.
+    /// A new one, on this host.
     pub(crate) fn new() -> Check<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
+        Self::on(Place::here())
+    }
+
+    /// A new one, whose sandboxes are there.
+    pub(crate) fn on(place: Place) -> Check<Self> {
         let owned = tempfile::Builder::new().prefix("sandbox-test-").tempdir()?;
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let user =
-            is_root().then(|| 1_910_000_000 + std::process::id() % 100_000 * 100 + count % 100);
-        let scene = Self { dir: owned.path().to_owned(), user, owned: Some(owned) };
+        let scene = Self { dir: owned.path().to_owned(), place, owned: Some(owned) };
         fs::create_dir(scene.repository())?;
         fs::write(scene.repository().join("README"), "v1\n")?;
         Ok(scene)
     }
 
     /// One that another process has made.
-    pub(crate) fn of(dir: &Path, user: Option<u32>) -> Self {
-        Self { dir: dir.to_owned(), user, owned: None }
+    pub(crate) fn of(dir: &Path, place: Place) -> Self {
+        Self { dir: dir.to_owned(), place, owned: None }
     }
 
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    pub(crate) fn user(&self) -> Option<u32> {
-        self.user
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
     }
 
     pub(crate) fn journal_dir(&self) -> PathBuf {
@@ -72,11 +80,7 @@ impl Scene {
     }
 
     pub(crate) fn backend(&self) -> Result<Arc<dyn SandboxBackend>> {
-        let mut builder = BwrapBackend::builder().state_dir(self.dir.join("state/bwrap"));
-        if let Some(user) = self.user {
-            builder = builder.run_as(user, user);
-        }
-        Ok(Arc::new(builder.build()?))
+        self.place.backend(&self.dir)
     }
 
     /// A manager as any harness has one.
@@ -143,9 +147,9 @@ impl Scene {
     }
 
     /// Removes every sandbox; then nothing of them must be left but histories.
-    pub(crate) async fn end(self, manager: SandboxManager) -> Check {
+    pub(crate) async fn end(mut self, manager: SandboxManager) -> Check {
         self.end_here(manager).await?;
-        if let Some(owned) = self.owned {
+        if let Some(owned) = self.owned.take() {
             owned.close()?;
         }
         Ok(())
@@ -187,9 +191,7 @@ impl Scene {
             let left = entries(&self.dir.join("state").join(part))?;
             holds!(left.is_empty(), "{part} is empty: {left:?}");
         }
-        if let Some(user) = self.user {
-            until("its processes are gone", || Ok(processes(user)?.is_empty())).await?;
-        }
+        until("nothing of it is left", || Ok(self.place.left(&self.dir)?.is_empty())).await?;
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let here = self.dir.to_string_lossy().into_owned();
         // The disk that a test has put there is not a sandbox's.
@@ -242,18 +244,20 @@ pub(crate) async fn until(what: &str, mut so: impl FnMut() -> Check<bool>) -> Ch
 }
 
 /// Whether everything that was begun in a history has come to an end there.
-fn is_settled(history: &[SandboxEvent]) -> bool {
+pub(crate) fn is_settled(history: &[SandboxEvent]) -> bool {
     let mut open = false;
     for known in history.iter().filter_map(SandboxEvent::known) {
         match known {
             Known::Requested { .. }
             | Known::Provisioning { .. }
+            | Known::Attaching { .. }
             | Known::StopRequested
             | Known::StartRequested
             | Known::SnapshotRequested { .. }
             | Known::RewindRequested { .. }
             | Known::Destroying => open = true,
             Known::Ready { .. }
+            | Known::Attached { .. }
             | Known::Stopped
             | Known::Started { .. }
             | Known::Snapshotted { .. }
@@ -317,24 +321,6 @@ fn control_groups(instances: &BTreeSet<String>) -> Check<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A user's processes; those that have ended and are not waited for yet count too.
-pub(crate) fn processes(user: u32) -> Check<Vec<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let is_theirs = fs::metadata(entry.path()).is_ok_and(|meta| meta.uid() == user);
-        let status = entry.path().join("status");
-        // A process that is not dumpable looks like root's.
-        let uids = fs::read_to_string(status).unwrap_or_default();
-        let theirs = format!("Uid:\t{user}\t");
-        if is_theirs && entry.file_name().to_string_lossy().parse::<u32>().is_ok()
-            || uids.contains(&theirs)
-        {
-            found.push(entry.file_name().to_string_lossy().into_owned());
-        }
-    }
-    Ok(found)
-}
-
 /// The names of what is in a directory; none if it is missing.
 pub(crate) fn entries(dir: &Path) -> Check<Vec<String>> {
     match fs::read_dir(dir) {
@@ -343,8 +329,4 @@ pub(crate) fn entries(dir: &Path) -> Check<Vec<String>> {
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect::<Check<Vec<_>>>(),
     }
-}
-
-pub(crate) fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }

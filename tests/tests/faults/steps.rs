@@ -217,7 +217,7 @@ impl SandboxBackend for SteppedBackend {
     }
 
     async fn attach(&self, external: &str, request: &Provision) -> Result<Instance> {
-        self.inner.attach(external, request).await
+        self.steps.throughout("attach", self.inner.attach(external, request)).await
     }
 
     async fn connect(&self, instance: &Instance) -> Result<GuestStream> {

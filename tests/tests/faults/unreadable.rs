@@ -11,7 +11,8 @@ use sandbox_conformance::{Check, holds, same};
 use sandbox_core::{ErrorKind, Sandbox, SandboxManager, Suppressed};
 
 use crate::{
-    scene::{NAME, Scene, is_root, mark, marker, usable},
+    place::is_root,
+    scene::{NAME, Scene, mark, marker, usable},
     trial,
 };
 

@@ -80,6 +80,7 @@ impl TurnEventSink for ProgressSink {
 fn words(event: &Known) -> Option<String> {
     Some(match event {
         Known::Provisioning { backend, .. } => format!("making an instance on {backend}"),
+        Known::Attaching { external, .. } => format!("bringing the guest into {external}"),
         Known::BackendFailed { backend, error } => format!("{backend} could not: {error}"),
         Known::ProcessStarted { argv, .. } => format!("running {}", argv.join(" ")),
         Known::SnapshotRequested { .. } => "taking a snapshot".into(),
