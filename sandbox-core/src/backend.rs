@@ -15,8 +15,8 @@ use crate::{
 
 /// Makes instances.
 ///
-/// All methods are required; what a backend cannot do is [`Error::unsupported`](crate::Error::unsupported),
-/// and its [`Capabilities`] say so beforehand. Every method may be cancelled by dropping its future:
+/// All methods but [`retire`](Self::retire) are required; what a backend cannot do is
+/// [`Error::unsupported`](crate::Error::unsupported), and its [`Capabilities`] say so beforehand. Every method may be cancelled by dropping its future:
 /// what it made until then must be findable through [`inventory`](Self::inventory) by the instance's
 /// id, or be gone.
 #[async_trait]
@@ -158,6 +158,17 @@ pub trait SandboxBackend: Send + Sync + fmt::Debug {
     ///
     /// If something could not be removed; the message names it.
     async fn teardown(&self, instance: &Instance) -> Result<()>;
+
+    /// Removes an instance whose place another has taken. As [`teardown`](Self::teardown), which it is
+    /// unless a backend has something faster: it may return once nothing of the instance runs any more, if
+    /// what is left of it is removed without this process too.
+    ///
+    /// # Errors
+    ///
+    /// As `teardown`.
+    async fn retire(&self, instance: &Instance) -> Result<()> {
+        self.teardown(instance).await
+    }
 
     /// Every instance here that carries our marks, whoever owns it, half-made ones too.
     ///

@@ -24,7 +24,9 @@ use crate::{
     error::{ID, asking},
     image::Prepared,
     instance::about,
-    launch, life,
+    launch,
+    leaving::Leaving,
+    life,
     pool::{Pool, PoolOptions},
     probe,
     pull::{PullPolicy, Watcher},
@@ -145,6 +147,8 @@ pub(crate) struct Parts {
     pub(crate) engine: Arc<Engine>,
     /// Connections that came with the start of a guest and that nobody has asked for yet.
     first: Mutex<HashMap<InstanceId, GuestStream>>,
+    /// Containers that are being removed.
+    pub(crate) leaving: Leaving,
 }
 
 /// What was found out about an engine.
@@ -178,6 +182,7 @@ impl Parts {
             client: tokio::sync::OnceCell::new(),
             engine: Arc::default(),
             first: Mutex::default(),
+            leaving: Leaving::default(),
         }
     }
 
@@ -301,6 +306,10 @@ impl SandboxBackend for DockerBackend {
 
     async fn teardown(&self, instance: &Instance) -> Result<()> {
         life::teardown(&self.shared, instance).await.map_err(|error| about(error, instance))
+    }
+
+    async fn retire(&self, instance: &Instance) -> Result<()> {
+        life::retire(&self.shared, instance).await.map_err(|error| about(error, instance))
     }
 
     async fn inventory(&self) -> Result<Vec<Found>> {

@@ -45,6 +45,7 @@ pub struct DockerBackendBuilder {
     guests: Option<GuestBinaries>,
     pool: Option<PoolOptions>,
     timeout: Duration,
+    direct: bool,
     max_layers: usize,
 }
 
@@ -68,6 +69,7 @@ impl Default for DockerBackendBuilder {
             guests: None,
             pool: None,
             timeout: PATIENCE,
+            direct: true,
             max_layers: MAX_LAYERS,
         }
     }
@@ -191,6 +193,16 @@ impl DockerBackendBuilder {
         self
     }
 
+    /// Whether guests are connected to without the engine in between where that can be, so that what passes
+    /// does not pass the engine; unless said otherwise, they are. It can be on Linux, with an engine behind a
+    /// local socket, by who may look into its containers' processes: root. Elsewhere, and where this is
+    /// false, the engine carries the connections, as it does for `docker exec`.
+    #[must_use]
+    pub fn direct_connections(mut self, direct: bool) -> Self {
+        self.direct = direct;
+        self
+    }
+
     /// From how many layers on a snapshot's image is made into one of a single layer, at least 4; 100 unless
     /// said otherwise. That costs a copy of all its files, through this process.
     #[must_use]
@@ -229,6 +241,7 @@ impl DockerBackendBuilder {
             ulimits: self.ulimits,
             limits: self.limits,
             local: endpoint.is_local(),
+            direct: self.direct && endpoint.is_local(),
         };
         Ok(DockerBackend::from_parts(Parts::new(
             endpoint,

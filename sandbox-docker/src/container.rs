@@ -43,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// The engine is on this host, so that paths mean the same to it.
     pub(crate) local: bool,
+    /// Guests are connected to without the engine, where that can be.
+    pub(crate) direct: bool,
 }
 
 /// What cannot be had here.
@@ -260,6 +262,7 @@ mod tests {
             ulimits: BTreeMap::from([("core".to_owned(), 0)]),
             limits,
             local: true,
+            direct: true,
         }
     }
 

@@ -20,6 +20,7 @@ use crate::{
     backend::Shared,
     baseline::Baseline,
     container::{self, GUEST, OWN, SOCKET, WORKSPACE},
+    direct,
     error::{asking, engine, failed, is_conflict, is_missing, lost},
     image::{self, Prepared},
     instance::{self, Data},
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// No guest takes longer to come up, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often a container that was stopped is started, if its guest ends at once.
 const STARTS: u32 = 4;
@@ -64,6 +65,7 @@ pub(crate) async fn provision(shared: &Shared, request: &Provision) -> Result<In
     let setup = container::setup(request, &prepared.env, &shared.settings);
     match serve(shared, OPERATION, &container, wire, &setup).await {
         Ok(stream) => {
+            let stream = without_engine(shared, &container, stream).await;
             shared.keep_first(&request.instance, stream);
             let data = Data { container, borrowed: false };
             Ok(instance::describe(&request.instance, &request.sandbox, &data))
@@ -237,6 +239,7 @@ pub(crate) async fn start_again(
         };
         match started.await {
             Ok(stream) => {
+                let stream = without_engine(shared, &data.container, stream).await;
                 shared.keep_first(&instance.id, stream);
                 return Ok(instance.clone());
             }
@@ -254,6 +257,14 @@ pub(crate) async fn start_again(
     }
 }
 
+/// A connection that does not pass the engine instead of this one, if there can be one.
+async fn without_engine(shared: &Shared, container: &str, stream: GuestStream) -> GuestStream {
+    match direct::connect(shared, container).await {
+        Ok(Some(direct)) => direct,
+        _ => stream,
+    }
+}
+
 /// A byte stream to an instance's guest.
 pub(crate) async fn connect(shared: &Shared, instance: &Instance) -> Result<GuestStream> {
     const OPERATION: &str = "connect";
@@ -261,9 +272,14 @@ pub(crate) async fn connect(shared: &Shared, instance: &Instance) -> Result<Gues
         return Ok(stream);
     }
     let data = Data::of(instance)?;
-    let socket =
-        if data.borrowed { crate::attach::socket(&instance.id) } else { SOCKET.to_owned() };
-    let guest = if data.borrowed { crate::attach::guest(&instance.id) } else { GUEST.to_owned() };
+    let (guest, socket) = if data.borrowed {
+        (crate::attach::guest(&instance.id), crate::attach::socket(&instance.id))
+    } else {
+        if let Some(stream) = direct::connect(shared, &data.container).await? {
+            return Ok(stream);
+        }
+        (GUEST.to_owned(), SOCKET.to_owned())
+    };
     let command = vec![guest, "connect".to_owned(), socket];
     let wire = match run(shared, &data.container, command, "0:0").await {
         Ok(wire) => wire,

@@ -24,7 +24,8 @@
 //! 4. `launch` makes the container, copies the workspace into it (`archive`), attaches to it and starts
 //!    it. Its program is the guest, which reads from its standard input what it is for; that pipe is the
 //!    first connection. Later ones are carried in by the guest's own `connect`, which the engine starts
-//!    in the container. `stream` makes byte streams of both.
+//!    in the container. `stream` makes byte streams of both. Where a container's first process is one of
+//!    this host that we may look into, its socket is connected to instead (`direct`, `process`).
 //!
 //! Everything of an instance is in its container, whose labels say whose it is (`instance`). A snapshot
 //! is an image (`snapshot`), one layer on what its container was made from, until there are so many that
@@ -39,17 +40,25 @@ mod changes;
 mod config;
 mod container;
 mod contexts;
+#[cfg(target_os = "linux")]
+mod direct;
+#[cfg(not(target_os = "linux"))]
+#[path = "indirect.rs"]
+mod direct;
 mod error;
 mod flatten;
 mod helper;
 mod image;
 mod instance;
 mod launch;
+mod leaving;
 mod life;
 mod list;
 mod listing;
 mod pool;
 mod probe;
+#[cfg(target_os = "linux")]
+mod process;
 mod pull;
 mod snapshot;
 mod stream;

@@ -18,7 +18,8 @@ use serde_json::Value;
 use crate::{
     backend::Shared,
     container::{OWN_THREADS, WORKSPACE},
-    error::{asking, is_conflict, is_missing, lost},
+    direct,
+    error::{asking, failed, is_conflict, is_missing, lost},
     helper, image,
     instance::{self, Data, KIND, Kind, SCOPE},
     list, snapshot,
@@ -189,9 +190,49 @@ pub(crate) async fn stop(shared: &Shared, instance: &Instance) -> Result<()> {
     }
 }
 
-/// Removes an instance's container and what only it needed; from one that is borrowed, what was brought into
-/// it. Idempotent.
+/// Removes a container and what only it needed, and waits for what was there before it. Idempotent.
 pub(crate) async fn teardown(shared: &Shared, instance: &Instance) -> Result<()> {
+    dismantle(shared, instance).await?;
+    shared.leaving.wait_for(&instance.sandbox).await;
+    Ok(())
+}
+
+/// The same for one whose place another has taken: returns when nothing runs in it any more. By then the
+/// engine is at its removal, and needs nobody to wait for that.
+pub(crate) async fn retire(shared: &Shared, instance: &Instance) -> Result<()> {
+    let data = Data::of(instance)?;
+    // One at a time.
+    shared.leaving.wait_for(&instance.sandbox).await;
+    let process = direct::process(shared, &data.container).await;
+    let Some(process) = process.filter(|_| !data.borrowed) else {
+        return dismantle(shared, instance).await;
+    };
+    let (owned, of) = (shared.clone(), instance.clone());
+    let mut removal = tokio::spawn(async move {
+        let removed = dismantle(&owned, &of).await;
+        if let Err(error) = &removed {
+            // Whoever reaps finds it by its marks.
+            tracing::warn!(%error, "a container whose place another has taken is left over");
+        }
+        removed
+    });
+    let ended = tokio::select! {
+        ended = process.ends_within(PATIENCE) => ended.unwrap_or(false),
+        removed = &mut removal => return removed.map_err(interrupted)?,
+    };
+    if ended {
+        shared.leaving.add(&instance.sandbox, removal);
+        return Ok(());
+    }
+    removal.await.map_err(interrupted)?
+}
+
+fn interrupted(error: tokio::task::JoinError) -> Error {
+    failed("teardown", "the removal of the container was broken off").with_source(error)
+}
+
+/// Takes an instance's container away; from one that is borrowed, what was brought into it.
+async fn dismantle(shared: &Shared, instance: &Instance) -> Result<()> {
     drop(shared.take_first(&instance.id));
     match &instance.data {
         // It is half made: whoever made it has ended before the history said where it is.
@@ -247,6 +288,7 @@ async fn remove(shared: &Shared, container: &str) -> Result<()> {
 /// Every instance of this scope. A tool's container that a harness which has ended left is removed.
 pub(crate) async fn inventory(shared: &Shared) -> Result<Vec<Found>> {
     const OPERATION: &str = "inventory";
+    shared.leaving.wait_for_all().await;
     let scope = format!("{SCOPE}={}", shared.settings.scope);
     let filters = HashMap::from([("label", vec![scope])]);
     let listed = list::containers(shared, OPERATION, &filters).await?;

@@ -131,7 +131,7 @@ async fn make_fresh(recorder: &Recorder, record: &Record) -> Result<(Instance, L
 /// Removes the instance that another one has taken the place of.
 pub(super) async fn remove_old(inner: &Inner, record: &Record) {
     let Some(old) = &record.instance else { return };
-    let removed = async { inner.backend(&old.backend)?.teardown(old).await };
+    let removed = async { inner.backend(&old.backend)?.retire(old).await };
     if let Err(error) = removed.await {
         // It is not the sandbox's any more; whoever reaps finds it by its marks.
         tracing::warn!(%error, "the instance before could not be removed");

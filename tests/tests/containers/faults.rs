@@ -6,6 +6,7 @@ use sandbox_core::{
     Command, CreateSandbox, ErrorKind, OnLost, Outcome, OutputStream, Sandbox, SandboxBackend,
     SandboxState, Suppressed,
 };
+use sandbox_docker::DockerBackendBuilder;
 
 use crate::engine::{Engine, SOON, Scene, docker, given};
 
@@ -52,7 +53,9 @@ async fn a_daemon_that_is_killed_and_comes_back_has_lost_nothing() {
     let Some(given) = given() else { return };
     let mut engine = Engine::start(false);
     engine.take(&given.host, &given.busybox);
-    let scene = Scene::new(&engine.host(), &given.busybox).await;
+    // What does not pass the daemon goes on without it.
+    let carried = |builder: DockerBackendBuilder| builder.direct_connections(false);
+    let scene = Scene::with(&engine.host(), &given.busybox, carried).await;
     let sandbox = scene.manager.create(CreateSandbox::new(), &scene.sink).await.unwrap();
     let text = "i=0; while [ ! -e stop ]; do echo line $i; i=$((i+1)); sleep 0.05; done; echo last";
     let process =
@@ -85,6 +88,26 @@ async fn a_daemon_that_is_killed_and_comes_back_has_lost_nothing() {
         assert_eq!(*line, format!("line {index}"), "nothing is missing");
     }
     assert_eq!(lines.last(), Some(&"last"));
+    sandbox.destroy(&scene.sink).await.unwrap();
+    assert_eq!(scene.leftovers(), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_pass_the_daemon_goes_on_without_it() {
+    let Some(given) = given() else { return };
+    if !rustix::process::geteuid().is_root() {
+        sandbox_conformance::left_out("docker_direct", "only root may look into containers");
+        return;
+    }
+    let mut engine = Engine::start(false);
+    engine.take(&given.host, &given.busybox);
+    let scene = Scene::new(&engine.host(), &given.busybox).await;
+    let sandbox = scene.manager.create(CreateSandbox::new(), &scene.sink).await.unwrap();
+    engine.kill();
+    assert_eq!(say(&sandbox, "echo on").await.unwrap(), "on");
+    let error = sandbox.stop(&scene.sink).await.unwrap_err();
+    assert!(error.is_retryable(), "only the engine can stop it: {error}");
+    engine.restart();
     sandbox.destroy(&scene.sink).await.unwrap();
     assert_eq!(scene.leftovers(), "");
 }

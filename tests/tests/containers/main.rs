@@ -4,9 +4,11 @@
 
 mod archives;
 mod borrowed;
+mod direct;
 mod engine;
 mod faults;
 mod hardening;
 mod images;
 mod pool;
 mod registry;
+mod reach;
