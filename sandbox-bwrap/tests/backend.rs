@@ -6,6 +6,7 @@ mod support;
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -114,6 +115,38 @@ fn a_workspace_is_changed_inside_and_never_outside() {
         assert_eq!(fs::read_to_string(source.join("edit")).unwrap(), "before\n");
         assert!(source.join("sub/delete").exists() && source.join("sub/deep/secret").exists());
         assert_eq!(fs::read_dir(&source).unwrap().count(), 2);
+    });
+}
+
+#[test]
+fn a_bound_workspace_is_the_directory_itself() {
+    as_everybody("a_bound_workspace_is_the_directory_itself", async |place| {
+        let source = place.dir.join("repo with 'odd', :name");
+        fs::create_dir_all(source.join("sub")).unwrap();
+        fs::write(source.join("sub/edit"), "before\n").unwrap();
+        fs::set_permissions(&source, fs::Permissions::from_mode(0o700)).unwrap();
+        let (first, request) = place.up(CreateSandbox::new().bind_workspace(&source)).await;
+        let line = "cat sub/edit; echo after >> sub/edit; echo new > new; echo 1 > ~/kept";
+        assert_eq!(place.sh(&first, line).await, "before");
+        assert_eq!(fs::read_to_string(source.join("sub/edit")).unwrap(), "before\nafter\n");
+        let (made, owner) =
+            (fs::metadata(source.join("new")).unwrap(), fs::metadata(&source).unwrap());
+        assert_eq!((made.uid(), made.gid()), (owner.uid(), owner.gid()));
+
+        // No layer has anything of it.
+        let changes = place.backend.changes(&first, None).await.unwrap();
+        let paths: Vec<_> = changes.iter().map(|change| change.path.as_path()).collect();
+        assert_eq!(paths, [Path::new("/home/sandbox/kept")]);
+        let (snapshot, second) = place.sealed(&first, &request).await;
+        place.sh(&second, "echo later > later; echo 2 > ~/kept").await;
+        let mut fork = Place::request(CreateSandbox::new().bind_workspace(&source));
+        fork.from = Some(snapshot);
+        let third = place.backend.provision(&fork).await.unwrap();
+        assert_eq!(place.sh(&third, "cat later ~/kept").await, "later\n1");
+        for instance in [&second, &third] {
+            place.down(instance).await;
+        }
+        assert_eq!(fs::read_dir(&source).unwrap().count(), 3);
     });
 }
 

@@ -90,6 +90,8 @@ pub enum Feature {
     OwnKernel,
     /// Container images as the root.
     Images,
+    /// A directory of another host, itself, as the workspace of a sandbox there.
+    RemoteWorkspace,
 }
 
 /// How far something is supported.

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BackendId, Error, ErrorKind, Result};
+use crate::{BackendId, Error, ErrorKind, ReachabilityHints, Result};
 
 /// A request for a sandbox: a spec, and on whose behalf.
 ///
@@ -46,8 +46,8 @@ pub struct SandboxSpec {
     pub backend: Option<BackendId>,
     /// The filesystem below everything else.
     pub root: Root,
-    /// A directory of this host that the workspace shows; empty if not given. Never written to, unless
-    /// [`workspace_mode`](Self::workspace_mode) says so.
+    /// A directory that the workspace shows; empty if not given. It is one of this host and never written
+    /// to, unless [`workspace_mode`](Self::workspace_mode) says otherwise.
     pub workspace: Option<PathBuf>,
     /// How it is shown.
     #[serde(skip_serializing_if = "WorkspaceMode::is_default")]
@@ -73,6 +73,10 @@ pub struct SandboxSpec {
     /// The hosts that it may be on, the preferred ones first, on backends that have hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
+    /// What its reachability tells those who have no way of their own to its host, on backends that have
+    /// hosts.
+    #[serde(skip_serializing_if = "ReachabilityHints::is_empty")]
+    pub reachability: ReachabilityHints,
     /// What is done before it is ready, whenever it begins with a fresh filesystem.
     #[serde(skip_serializing_if = "Setup::is_empty")]
     pub setup: Setup,
@@ -166,6 +170,10 @@ pub enum WorkspaceMode {
     /// The directory itself: what the sandbox changes there is changed on this host. Snapshots do not
     /// cover it.
     Bind,
+    /// A directory of the host that the sandbox comes to be on, itself, where that is another host: it is
+    /// there already and stays the truth, so that nothing is brought to it, and it is never removed.
+    /// Snapshots do not cover it.
+    RemoteCanonical,
 }
 
 impl WorkspaceMode {
@@ -328,6 +336,15 @@ impl CreateSandbox {
         self.workspace(directory)
     }
 
+    /// Have this directory of the host that the sandbox comes to be on as the workspace, itself. It is on
+    /// that host already; what the sandbox changes in it is changed there, and snapshots do not cover it.
+    /// For backends that have hosts; the path is absolute.
+    #[must_use]
+    pub fn remote_workspace(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.spec.workspace_mode = WorkspaceMode::RemoteCanonical;
+        self.workspace(directory)
+    }
+
     /// On this backend.
     #[must_use]
     pub fn backend(mut self, backend: BackendId) -> Self {
@@ -450,8 +467,18 @@ impl SandboxSpec {
     /// The spec with its paths of this host made absolute and free of links, checked as far as no
     /// backend is needed for it.
     pub(crate) fn resolved(mut self) -> Result<Self> {
-        if let Some(workspace) = &mut self.workspace {
-            *workspace = directory("workspace", workspace)?;
+        match (self.workspace_mode, &mut self.workspace) {
+            (WorkspaceMode::RemoteCanonical, Some(workspace)) => check_remote(workspace)?,
+            (_, Some(workspace)) => *workspace = directory("workspace", workspace)?,
+            (WorkspaceMode::Private, None) => {}
+            (WorkspaceMode::Bind, None) => {
+                return Err(invalid("a workspace that is bound needs a directory".into()));
+            }
+            (WorkspaceMode::RemoteCanonical, None) => {
+                let message = "a workspace that stays on its host (remote-canonical) needs a directory there: \
+                               name it, with a profile as the input `repo`";
+                return Err(invalid(message.into()));
+            }
         }
         match &mut self.root {
             Root::Directory(root) => *root = directory("root", root)?,
@@ -459,9 +486,6 @@ impl SandboxSpec {
                 return Err(invalid(format!("{image:?} cannot be an image's name")));
             }
             _ => {}
-        }
-        if self.workspace_mode == WorkspaceMode::Bind && self.workspace.is_none() {
-            return Err(invalid("a workspace that is bound needs a directory".into()));
         }
         for mount in &mut self.mounts {
             mount.source = mount.source.canonicalize().map_err(|error| {
@@ -529,6 +553,20 @@ fn directory(field: &str, path: &Path) -> Result<PathBuf> {
     Ok(resolved)
 }
 
+/// What there is on another host, only that host can say.
+fn check_remote(workspace: &Path) -> Result<()> {
+    use std::path::Component;
+    let plain =
+        workspace.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    if workspace.is_absolute() && plain && workspace.parent().is_some() {
+        return Ok(());
+    }
+    let message = format!(
+        "a workspace on another host must be an absolute and plain path, not {workspace:?}"
+    );
+    Err(invalid(message))
+}
+
 fn check_target(target: &Path) -> Result<()> {
     use std::path::Component;
     let plain = target.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
@@ -587,6 +625,16 @@ mod tests {
                 CreateSandbox::new().mount_read_only(&file, "/proc/x"),
                 ErrorKind::InvalidSpec,
                 "nothing can be mounted",
+            ),
+            (
+                CreateSandbox::new().remote_workspace("below/home"),
+                ErrorKind::InvalidSpec,
+                "an absolute and plain path",
+            ),
+            (
+                CreateSandbox::new().remote_workspace("/srv/../etc"),
+                ErrorKind::InvalidSpec,
+                "an absolute and plain path",
             ),
             (CreateSandbox::new().env("A=B", ""), ErrorKind::InvalidSpec, "\"A=B\""),
             (CreateSandbox::new().pids(0), ErrorKind::InvalidSpec, "limit of 0"),

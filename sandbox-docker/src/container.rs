@@ -56,6 +56,11 @@ pub(crate) fn refuse(spec: &SandboxSpec, settings: &Settings) -> Result<()> {
     let reason = match &spec.root {
         Root::Directory(_) => "a root directory is for other backends; import it as an image",
         Root::Standard | Root::Image(_) => {
+            if spec.workspace_mode == WorkspaceMode::RemoteCanonical {
+                let reason = "a workspace that stays on another host is for backends whose sandboxes are \
+                              on other hosts; bind a directory of this one, or let it be copied";
+                return Err(Error::unsupported("provision", reason));
+            }
             let shows = !spec.mounts.is_empty() || spec.workspace_mode == WorkspaceMode::Bind;
             if shows && !settings.local {
                 "the engine is on another host, which does not have this one's directories; let the \

@@ -15,6 +15,8 @@ pub mod bwrap;
 mod changes;
 #[cfg(target_os = "linux")]
 mod cleanup;
+#[cfg(all(feature = "program", target_os = "linux"))]
+mod compose;
 #[cfg(target_os = "linux")]
 mod error;
 pub mod message;

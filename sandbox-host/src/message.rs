@@ -5,7 +5,7 @@
 //! it says so every few seconds, so that one that hangs can be told from one that has much to do. Both
 //! sides are of one build: the program is brought along by the one that asks.
 
-use std::{fmt, io, path::PathBuf};
+use std::{collections::BTreeMap, fmt, io, path::PathBuf, time::Duration};
 
 use sandbox_core::{
     Capabilities, Change, Error, ErrorKind, Found, Instance, InstanceState, Provision,
@@ -35,9 +35,27 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// How sandboxes are separated from the host.
     pub isolation: Isolation,
+    /// How compose projects are brought up, with [`Isolation::Compose`].
+    #[serde(default)]
+    pub compose: Option<Compose>,
 }
 
-/// How sandboxes are separated from the host.
+/// How a compose project is brought up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compose {
+    /// The program of compose, and its first arguments.
+    pub command: Vec<String>,
+    /// The engine's own program, and its first arguments.
+    pub engine: Vec<String>,
+    /// Added to the environment of both, and of the sandbox's processes.
+    pub env: BTreeMap<String, String>,
+    /// The project's files, in the workspace; those that compose finds by itself if there are none.
+    pub files: Vec<String>,
+    /// How long it may take until all services run.
+    pub patience: Duration,
+}
+
+/// How sandboxes are separated from the host. What is made in one way is kept apart from all else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isolation {
@@ -46,6 +64,10 @@ pub enum Isolation {
     Bwrap,
     /// Not at all: a sandbox is a directory, and processes of the account.
     Account,
+    /// Likewise, on a machine that is there for it.
+    Machine,
+    /// Likewise, beside the services of a compose project.
+    Compose,
 }
 
 impl fmt::Display for Isolation {
@@ -53,6 +75,8 @@ impl fmt::Display for Isolation {
         f.write_str(match self {
             Self::Bwrap => "bwrap",
             Self::Account => "account",
+            Self::Machine => "machine",
+            Self::Compose => "compose",
         })
     }
 }

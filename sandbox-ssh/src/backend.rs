@@ -18,7 +18,7 @@ use crate::{
     SshBackendBuilder,
     address::Address,
     config::Settings,
-    error::{ID, nonsense},
+    error::nonsense,
     host::{Fault, Host},
     instance::{self, Place},
     placement::Attempts,
@@ -168,6 +168,8 @@ impl SshBackend {
         const OPERATION: &str = "provision";
         let (isolation, _) = host.isolation().await?;
         let workspace = match &request.spec.workspace {
+            // It is there.
+            Some(directory) if is_there(request) => Some(directory.clone()),
             Some(directory) => Some(workspace::bring(host, *isolation, directory).await?),
             None => None,
         };
@@ -175,6 +177,7 @@ impl SshBackend {
             host: host.address.to_string(),
             isolation: *isolation,
             workspace,
+            hints: request.spec.reachability.clone(),
             inner: serde_json::Value::Null,
         };
         self.provision_at(OPERATION, host, place, request, None).await
@@ -194,8 +197,9 @@ impl SshBackend {
         inner.from = from;
         let isolation = place.isolation;
         let error = match host.call_once(operation, isolation, Request::Provision(inner)).await {
-            Ok(Answer::Instance(made)) => return instance::outer(made, &place),
+            Ok(Answer::Instance(made)) => return instance::outer(&self.id(), made, &place),
             Ok(_) => return Err(misunderstood(operation, &place)),
+            Err(Fault::Other(error)) if is_there(request) => return Err(at(error, host)),
             Err(Fault::Other(error)) => return Err(error),
             Err(Fault::Link(error)) => error,
         };
@@ -223,7 +227,7 @@ impl fmt::Debug for SshBackend {
 #[async_trait]
 impl SandboxBackend for SshBackend {
     fn id(&self) -> BackendId {
-        BackendId::new(ID)
+        self.shared.settings.kind.id()
     }
 
     async fn probe(&self) -> Result<Capabilities> {
@@ -242,7 +246,8 @@ impl SandboxBackend for SshBackend {
                     let names = hosts.iter().map(|host| host.address.to_string());
                     let hosting = Hosting { hosts: names.collect(), ..Hosting::default() };
                     let backend = self.id();
-                    return Ok(Capabilities { backend, version, hosting, ..found.clone() });
+                    let found = Capabilities { backend, version, hosting, ..found.clone() };
+                    return Ok(self.shared.settings.kind.told(found));
                 }
                 Err(error) => error.with_backend(&self.id()),
             };
@@ -256,7 +261,7 @@ impl SandboxBackend for SshBackend {
             refuse(request)?;
             match &request.from {
                 Some(from) => {
-                    let (place, inner) = snapshot::place("provision", from)?;
+                    let (place, inner) = snapshot::place("provision", &self.id(), from)?;
                     let host = self.host(&place.host)?;
                     self.provision_at("provision", &host, place, request, Some(inner)).await
                 }
@@ -297,7 +302,7 @@ impl SandboxBackend for SshBackend {
         match self.ask(OPERATION, instance, |inner, _| Request::Reachability(inner)).await? {
             (Answer::Reachability(Reachability::Local(local)), place) => {
                 let host = self.host(&place.host)?;
-                let reach = reach::reach(&host.settings, &host.address, place.isolation, &local);
+                let reach = reach::reach(&host.settings, &host.address, &place, &local);
                 Ok(Reachability::Ssh(reach))
             }
             (_, place) => Err(misunderstood(OPERATION, &place)),
@@ -307,7 +312,7 @@ impl SandboxBackend for SshBackend {
     async fn snapshot(&self, request: &SnapshotRequest) -> Result<SnapshotTaken> {
         const OPERATION: &str = "snapshot";
         let from = request.successor.from.as_ref();
-        let from = from.map(|from| snapshot::place(OPERATION, from)).transpose()?;
+        let from = from.map(|from| snapshot::place(OPERATION, &self.id(), from)).transpose()?;
         let ask = |inner, place: &Place| {
             let mut successor = here(&request.successor, place.workspace.clone());
             successor.from = from.map(|(_, inner)| inner);
@@ -321,8 +326,10 @@ impl SandboxBackend for SshBackend {
         };
         match answer {
             Answer::Snapshot { data, successor } => Ok(SnapshotTaken {
-                data: snapshot::outer(data, &place)?,
-                successor: successor.map(|made| instance::outer(made, &place)).transpose()?,
+                data: snapshot::outer(&self.id(), data, &place)?,
+                successor: successor
+                    .map(|made| instance::outer(&self.id(), made, &place))
+                    .transpose()?,
             }),
             _ => Err(misunderstood(OPERATION, &place)),
         }
@@ -330,7 +337,7 @@ impl SandboxBackend for SshBackend {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         const OPERATION: &str = "measure the snapshot";
-        let (place, inner) = snapshot::place(OPERATION, snapshot)?;
+        let (place, inner) = snapshot::place(OPERATION, &self.id(), snapshot)?;
         let host = self.host(&place.host)?;
         match host.call(OPERATION, place.isolation, Request::SnapshotSize(inner)).await? {
             Answer::Size(size) => Ok(size),
@@ -340,7 +347,7 @@ impl SandboxBackend for SshBackend {
 
     async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()> {
         const OPERATION: &str = "delete snapshot";
-        let (place, inner) = snapshot::place(OPERATION, snapshot)?;
+        let (place, inner) = snapshot::place(OPERATION, &self.id(), snapshot)?;
         let host = self.host(&place.host)?;
         match host.call(OPERATION, place.isolation, Request::DeleteSnapshot(inner)).await? {
             Answer::Done => Ok(()),
@@ -354,7 +361,7 @@ impl SandboxBackend for SshBackend {
         since: Option<&SnapshotData>,
     ) -> Result<Vec<Change>> {
         const OPERATION: &str = "changes";
-        let since = since.map(|since| snapshot::place(OPERATION, since)).transpose()?;
+        let since = since.map(|since| snapshot::place(OPERATION, &self.id(), since)).transpose()?;
         let since = since.map(|(_, inner)| inner);
         let ask = |instance, _: &Place| Request::Changes { instance, since };
         match self.ask(OPERATION, instance, ask).await? {
@@ -389,7 +396,7 @@ impl SandboxBackend for SshBackend {
             Request::Start { instance: inner, request }
         };
         match self.ask("start", instance, ask).await? {
-            (Answer::Instance(started), place) => instance::outer(started, &place),
+            (Answer::Instance(started), place) => instance::outer(&self.id(), started, &place),
             (_, place) => Err(misunderstood("start", &place)),
         }
     }
@@ -425,10 +432,14 @@ impl SandboxBackend for SshBackend {
                 host: host.address.to_string(),
                 isolation: *isolation,
                 workspace: None,
+                hints: Default::default(),
                 inner: serde_json::Value::Null,
             };
             for one in found {
-                all.push(Found { instance: instance::outer(one.instance, &place)?, ..one });
+                all.push(Found {
+                    instance: instance::outer(&self.id(), one.instance, &place)?,
+                    ..one
+                });
             }
         }
         Ok(all)
@@ -447,7 +458,21 @@ fn known(operation: &'static str, instance: &Instance) -> Result<Place> {
 fn here(request: &Provision, workspace: Option<PathBuf>) -> Provision {
     let mut request = request.clone();
     request.spec.workspace = workspace;
+    if is_there(&request) {
+        request.spec.workspace_mode = WorkspaceMode::Bind;
+    }
     request
+}
+
+/// Whether the workspace is a directory of the host.
+fn is_there(request: &Provision) -> bool {
+    request.spec.workspace_mode == WorkspaceMode::RemoteCanonical
+}
+
+/// The error, with the host's name.
+fn at(error: Error, host: &Host) -> Error {
+    let message = format!("on {}: {}", host.address, error.message());
+    Error::new(error.kind(), error.operation(), message).retryable(error.is_retryable())
 }
 
 /// What is of this machine cannot be had on another.
@@ -459,7 +484,7 @@ fn refuse(request: &Provision) -> Result<()> {
         "a root directory of this machine cannot be shown on another"
     } else if spec.workspace_mode == WorkspaceMode::Bind {
         "a directory of this machine cannot be the workspace itself on another; without that mode it is \
-         brought there"
+         brought there, and a directory of that host is a remote workspace (remote-canonical)"
     } else {
         return Ok(());
     };

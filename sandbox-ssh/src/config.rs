@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use sandbox_core::{Error, ErrorKind, Result};
 
-use crate::{SshBackend, address::Address};
+use crate::{Compose, SshBackend, address::Address, kind::Kind};
 
 /// Sets up an [`SshBackend`]. Made by [`SshBackend::builder`].
 #[derive(Debug, Clone, Default)]
@@ -17,6 +17,7 @@ pub struct SshBackendBuilder {
 /// What all hosts of a backend have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
+    pub(crate) kind: Kind,
     pub(crate) program: PathBuf,
     pub(crate) config_file: Option<PathBuf>,
     pub(crate) state_dir: Option<PathBuf>,
@@ -33,6 +34,7 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            kind: Kind::default(),
             program: "ssh".into(),
             config_file: None,
             state_dir: None,
@@ -106,6 +108,30 @@ impl SshBackendBuilder {
         self
     }
 
+    /// The hosts are machines that are there for this, such as virtual ones that somebody else makes and
+    /// removes: a sandbox is the account on such a machine, with all its rights, whether there is bubblewrap
+    /// or not. Only its directory, with the workspace, is made and removed; the machine is left alone.
+    ///
+    /// The backend's id is then `vm-packer`. However well the machine is separated from others, nothing
+    /// separates what runs in the sandbox from the rest of the machine: what is told is isolation by
+    /// process, and a profile that asks for more is refused.
+    #[must_use]
+    pub fn the_machines_are_the_sandboxes(mut self) -> Self {
+        self.settings.kind = Kind::Machine;
+        self
+    }
+
+    /// Bring a compose project up from each sandbox's workspace, and take it down with the sandbox. The
+    /// sandbox's own processes are the account's, with all its rights, in the workspace, so that they reach
+    /// the services; whoever may use a container engine has mostly the rights of root besides.
+    ///
+    /// The backend's id is then `compose-ssh`. See [`Compose`].
+    #[must_use]
+    pub fn compose_with_the_account_as_the_only_isolation(mut self, compose: Compose) -> Self {
+        self.settings.kind = Kind::Compose(compose);
+        self
+    }
+
     /// Leave it to the configuration of `ssh` whether an unknown host key is accepted. Without this only
     /// known keys are.
     #[must_use]
@@ -149,7 +175,8 @@ impl SshBackendBuilder {
     ///
     /// # Errors
     ///
-    /// `InvalidSpec` if a host's name is none, or a directory of the hosts is relative.
+    /// `InvalidSpec` if a host's name is none, a directory of the hosts is relative, or compose is asked for
+    /// in a way that cannot be.
     pub fn build(self) -> Result<SshBackend> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidSpec, "configure", message);
         let names = self.hosts.iter().chain(&self.fallbacks);
@@ -166,6 +193,7 @@ impl SshBackendBuilder {
                            or so, and once";
             return Err(invalid(message.to_owned()));
         }
+        self.settings.kind.check()?;
         let dirs = [&self.settings.state_dir, &self.settings.program_dir];
         for dir in dirs.into_iter().flatten() {
             if !dir.is_absolute() || dir.to_str().is_none() {

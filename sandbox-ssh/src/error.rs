@@ -6,9 +6,6 @@ use sandbox_core::{Error, ErrorKind};
 
 use crate::address::Address;
 
-/// The backend's id.
-pub(crate) const ID: &str = "ssh";
-
 /// The link to a host does not carry what it should; another try may find it whole.
 pub(crate) fn broken(operation: &'static str, host: &Address, error: io::Error) -> Error {
     let message = format!("the connection to {host} broke");

@@ -74,6 +74,12 @@ impl Host {
     async fn try_isolation(&self) -> Result<(Isolation, Capabilities)> {
         // What fails here is no want of bubblewrap.
         self.program.get_or_try_init(|| program::bring(self)).await?;
+        if let Some(isolation) = self.settings.kind.isolation() {
+            return match self.call("probe", isolation, Request::Probe).await? {
+                Answer::Capabilities(found) => Ok((isolation, found)),
+                _ => Err(nonsense("probe", &self.address, "answers another question")),
+            };
+        }
         let why = match self.call("probe", Isolation::Bwrap, Request::Probe).await {
             Ok(Answer::Capabilities(found)) => return Ok((Isolation::Bwrap, found)),
             Ok(_) => return Err(nonsense("probe", &self.address, "answers another question")),
@@ -169,7 +175,8 @@ impl Host {
         let command = script::run(&program.to_string_lossy(), "call");
         let mut channel = self.open(&command).await?;
         let state_dir = self.settings.state_dir.clone().unwrap_or_default();
-        let settings = message::Settings { state_dir, isolation };
+        let compose = self.settings.kind.compose();
+        let settings = message::Settings { state_dir, isolation, compose };
         let call = Call { settings, request, link: channel.master().id.clone() };
         let bytes = message::encode(&call).map_err(|error| {
             let message =

@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use sandbox_core::{BackendId, Error, ErrorKind, Instance, Result};
+use sandbox_core::{BackendId, Error, ErrorKind, Instance, ReachabilityHints, Result};
 use sandbox_host::message::Isolation;
 use serde::{Deserialize, Serialize};
-
-use crate::error::ID;
 
 /// What is needed to find it again.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -14,8 +12,11 @@ pub(crate) struct Place {
     /// The host, as it was named.
     pub(crate) host: String,
     pub(crate) isolation: Isolation,
-    /// The workspace that was brought to the host.
+    /// The workspace that was brought to the host, or stays there.
     pub(crate) workspace: Option<PathBuf>,
+    /// How it is reached, as its spec says.
+    #[serde(default)]
+    pub(crate) hints: ReachabilityHints,
     /// The host's own data.
     pub(crate) inner: serde_json::Value,
 }
@@ -45,10 +46,10 @@ pub(crate) fn inner(instance: &Instance, place: &Place) -> Instance {
 }
 
 /// The host's instance as the history keeps it.
-pub(crate) fn outer(inner: Instance, at: &Place) -> Result<Instance> {
+pub(crate) fn outer(backend: &BackendId, inner: Instance, at: &Place) -> Result<Instance> {
     let place = Place { inner: inner.data, ..at.clone() };
     let data = serde_json::to_value(place).map_err(|error| {
         Error::new(ErrorKind::Backend, "describe", "the instance's data").with_source(error)
     })?;
-    Ok(Instance { id: inner.id, sandbox: inner.sandbox, backend: BackendId::new(ID), data })
+    Ok(Instance { id: inner.id, sandbox: inner.sandbox, backend: backend.clone(), data })
 }

@@ -13,6 +13,10 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Two other backends are the same with other settings: machines that are there for this and nothing else
+//! ([`the_machines_are_the_sandboxes`](SshBackendBuilder::the_machines_are_the_sandboxes), `vm-packer`), and
+//! sandboxes beside the services of a compose project ([`Compose`], `compose-ssh`).
+//!
 //! # What is done where
 //!
 //! 1. `master` connects: an `ssh` process of ours, which ends with us whatever happens. Sessions go through
@@ -27,10 +31,12 @@
 mod address;
 mod backend;
 mod channel;
+mod compose;
 mod config;
 mod error;
 mod host;
 mod instance;
+mod kind;
 mod master;
 mod placement;
 mod program;
@@ -41,4 +47,5 @@ mod snapshot;
 mod workspace;
 
 pub use backend::SshBackend;
+pub use compose::Compose;
 pub use config::SshBackendBuilder;

@@ -2,17 +2,15 @@
 
 use sandbox_core::{BackendId, Error, ErrorKind, Result, SnapshotData};
 
-use crate::{
-    error::ID,
-    instance::{self, Place},
-};
+use crate::instance::{self, Place};
 
 /// Where a snapshot is, and how the host knows it.
 pub(crate) fn place(
     operation: &'static str,
+    backend: &BackendId,
     snapshot: &SnapshotData,
 ) -> Result<(Place, SnapshotData)> {
-    if snapshot.backend.as_str() != ID {
+    if snapshot.backend != *backend {
         let message = format!("{} is a snapshot of the backend {}", snapshot.id, snapshot.backend);
         return Err(Error::unsupported(operation, message));
     }
@@ -30,10 +28,10 @@ pub(crate) fn place(
 }
 
 /// The host's snapshot as the history keeps it.
-pub(crate) fn outer(inner: SnapshotData, at: &Place) -> Result<SnapshotData> {
+pub(crate) fn outer(backend: &BackendId, inner: SnapshotData, at: &Place) -> Result<SnapshotData> {
     let place = Place { inner: inner.data, ..at.clone() };
     let data = serde_json::to_value(place).map_err(|error| {
         Error::new(ErrorKind::Backend, "describe", "the snapshot's data").with_source(error)
     })?;
-    Ok(SnapshotData { id: inner.id, backend: BackendId::new(ID), size: inner.size, data })
+    Ok(SnapshotData { id: inner.id, backend: backend.clone(), size: inner.size, data })
 }

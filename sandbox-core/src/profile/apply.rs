@@ -88,8 +88,6 @@ fn refuse(profile: &Profile) -> Result<()> {
         ))
     } else if profile.resources.disk_mb.is_some() {
         Some(("resources.disk_mb", "no backend limits a sandbox's disk"))
-    } else if profile.workspace.mode == WorkspaceModeRule::RemoteCanonical {
-        Some(("workspace.mode: remote-canonical", "no backend here has workspaces on other hosts"))
     } else if profile.workspace.access == AccessRule::Ro {
         Some(("workspace.access: ro", "no backend shows a workspace that cannot be written to"))
     } else {
@@ -135,9 +133,16 @@ fn fill(spec: &mut SandboxSpec, profile: &Profile, network: Option<Network>) -> 
     if !said && profile.network.default == NetworkDefault::Allow {
         spec.network = Network::Host;
     }
-    if profile.workspace.mode == WorkspaceModeRule::Bind {
-        spec.workspace_mode = WorkspaceMode::Bind;
+    match profile.workspace.mode {
+        WorkspaceModeRule::Overlay | WorkspaceModeRule::Copy => {}
+        WorkspaceModeRule::Bind => spec.workspace_mode = WorkspaceMode::Bind,
+        WorkspaceModeRule::RemoteCanonical => {
+            spec.workspace_mode = WorkspaceMode::RemoteCanonical;
+        }
     }
+    let (hints, rule) = (&mut spec.reachability, &profile.reachability);
+    hints.tunnel = hints.tunnel.take().or_else(|| rule.tunnel.clone());
+    hints.identity = hints.identity.take().or_else(|| rule.identity.clone());
     let millis = |cpu: f64| (cpu * 1000.0).round().max(1.0) as u64;
     let (limits, resources) = (&mut spec.limits, &profile.resources);
     limits.cpu_millis = limits.cpu_millis.or(resources.cpu.map(millis));
@@ -224,13 +229,34 @@ mod tests {
         for (rest, field) in [
             ("network: {egress: [\"crates.io:443\"]}\n", "network.egress"),
             ("resources: {disk_mb: 10}\n", "resources.disk_mb"),
-            ("workspace: {mode: remote-canonical}\n", "remote-canonical"),
             ("workspace: {access: ro}\n", "workspace.access"),
         ] {
             let error = prepare(CreateSandbox::profile("x"), &catalog(rest)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.message().contains(field), "{error}");
         }
+    }
+
+    #[test]
+    fn a_workspace_that_stays_on_its_host_is_not_looked_for_here() {
+        let catalog = catalog("workspace: {mode: remote-canonical}\n");
+        let request = CreateSandbox::profile("x").input("repo", "/only/there");
+        let spec = prepare(request, &catalog).unwrap().spec;
+        assert_eq!(spec.workspace.as_deref(), Some("/only/there".as_ref()));
+        assert_eq!(spec.workspace_mode, WorkspaceMode::RemoteCanonical);
+        let error = prepare(CreateSandbox::profile("x"), &catalog).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidSpec);
+        assert!(error.message().contains("`repo`"), "{error}");
+    }
+
+    #[test]
+    fn the_ways_to_a_host_are_the_profiles_unless_the_request_says_so() {
+        let catalog = catalog("reachability: {tunnel: bridge, identity: warden}\n");
+        let mut request = CreateSandbox::profile("x");
+        request.spec.reachability.tunnel = Some("mine".into());
+        let hints = prepare(request, &catalog).unwrap().spec.reachability;
+        assert_eq!(hints.tunnel.as_deref(), Some("mine"));
+        assert_eq!(hints.identity.as_deref(), Some("warden"));
     }
 
     #[test]

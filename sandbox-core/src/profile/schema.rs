@@ -134,7 +134,8 @@ pub enum WorkspaceModeRule {
     Copy,
     /// The directory itself.
     Bind,
-    /// A directory of another host, which stays the truth.
+    /// The input `repo` is a directory of the host that the sandbox comes to be on, and the workspace is
+    /// that directory itself, which stays the truth. For backends whose sandboxes are on other hosts.
     RemoteCanonical,
 }
 
@@ -210,6 +211,12 @@ pub struct ReachabilityHints {
     pub tunnel: Option<String>,
     /// Whose identity.
     pub identity: Option<String>,
+}
+
+impl ReachabilityHints {
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Words for people and dashboards. Nothing is decided by them.

@@ -1,7 +1,7 @@
 //! What a backend must be able to do to serve a request.
 
 use super::Plan;
-use crate::{Capabilities, Feature, Level, Network, Root, SandboxSpec};
+use crate::{Capabilities, Feature, Level, Network, Root, SandboxSpec, WorkspaceMode};
 
 /// Whether a backend can serve it; or why not.
 pub(super) fn check(
@@ -13,6 +13,15 @@ pub(super) fn check(
     if capabilities.isolation() < least {
         let here = capabilities.isolation();
         return Err(format!("isolation {least} is asked for, and its level here is {here}"));
+    }
+    if spec.workspace_mode == WorkspaceMode::RemoteCanonical
+        && capabilities.level(Feature::RemoteWorkspace) != Level::Full
+    {
+        return Err(
+            "a workspace that stays on another host (remote-canonical) is asked for, and its \
+                    sandboxes have none"
+                .to_owned(),
+        );
     }
     for feature in features(spec) {
         let level = capabilities.level(feature);
@@ -148,6 +157,7 @@ mod tests {
                 costly,
                 "0.75 USD an hour, and 0.5 is the most",
             ),
+            (plain(), CreateSandbox::new().remote_workspace("/x").spec, able(), "remote-canonical"),
             (host("c"), SandboxSpec::default(), able(), "no hosts to choose from"),
             (host("c"), SandboxSpec::default(), hosted.clone(), "its hosts are a, b"),
             (plain(), preferring(&["c"]), hosted.clone(), "none of the hosts c"),

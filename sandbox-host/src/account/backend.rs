@@ -17,27 +17,44 @@ use sandbox_core::{
 };
 
 use super::{
-    ID, cleanup,
+    cleanup,
     error::{at, blocking, failed, lost},
     instance::{self, HOME, InstanceDir, Marks, WORKSPACE, private_dir},
     launch, programs, tool, tree,
 };
-use crate::{changes, size};
+use crate::{changes, message::Isolation, size};
 
 const WHY: &str = "sandboxes are processes of the account, in a directory";
 
 /// Makes sandboxes of the account that it runs as.
 #[derive(Debug, Clone)]
 pub struct AccountHost {
+    /// In instances and snapshots.
+    id: BackendId,
     state: Arc<PathBuf>,
     guests: Arc<GuestBinaries>,
 }
 
 impl AccountHost {
-    /// With its state in this directory.
+    /// Under this name, and with its state in this directory.
     #[must_use]
-    pub fn new(state: PathBuf, guests: GuestBinaries) -> Self {
-        Self { state: Arc::new(state), guests: Arc::new(guests) }
+    pub fn new(name: Isolation, state: PathBuf, guests: GuestBinaries) -> Self {
+        let id = BackendId::new(name.to_string());
+        Self { id, state: Arc::new(state), guests: Arc::new(guests) }
+    }
+
+    /// The directory of an instance, whether it is there or not.
+    #[cfg(feature = "program")]
+    pub(crate) fn directory(&self, instance: &Instance) -> PathBuf {
+        self.dir(instance).path().to_owned()
+    }
+
+    /// The workspace of an instance, as it is on this host; `None` if the instance is not there.
+    #[cfg(feature = "program")]
+    pub(crate) fn workspace(&self, instance: &Instance) -> Result<Option<PathBuf>> {
+        let dir = self.dir(instance);
+        let marks = dir.marks().map_err(at("find the workspace", dir.path()))?;
+        Ok(marks.map(|marks| dir.workspace_of(&marks.request.spec)))
     }
 
     /// A connection to an instance's guest.
@@ -59,6 +76,21 @@ impl AccountHost {
             }
             _ => Error::io("connect", "the guest's socket", error),
         })
+    }
+
+    /// Waits until an instance's guest has ended, if one runs.
+    ///
+    /// # Errors
+    ///
+    /// If that cannot be told.
+    #[cfg(feature = "program")]
+    pub(crate) fn wait_for_guest(&self, instance: &Instance) -> Result<()> {
+        let dir = self.dir(instance);
+        let waited = || match dir.guest()? {
+            Some(guest) => guest.wait(),
+            None => Ok(()),
+        };
+        waited().map_err(at("wait for the guest", dir.path()))
     }
 
     fn instances(&self) -> PathBuf {
@@ -120,7 +152,7 @@ impl AccountHost {
 
     async fn make(&self, request: &Provision) -> Result<Instance> {
         const OPERATION: &str = "provision";
-        refuse(request)?;
+        self.refuse(request)?;
         let from = request.from.as_ref().map(|from| self.existing(OPERATION, from)).transpose()?;
         let (dir, made) = {
             let (this, request) = (self.clone(), request.clone());
@@ -142,7 +174,9 @@ impl AccountHost {
             };
             make().map_err(at(OPERATION, dir.path()))?;
             let workspace = dir.workspace();
-            if let Some(source) = &request.spec.workspace {
+            if instance::bound(&request.spec).is_some() {
+                // It is there already.
+            } else if let Some(source) = &request.spec.workspace {
                 self.copy(OPERATION, source.clone(), workspace).await?;
             } else {
                 let make = || {
@@ -159,12 +193,21 @@ impl AccountHost {
         let marks = dir.marks().map_err(at(OPERATION, dir.path()))?;
         let marks = marks.ok_or_else(|| lost(OPERATION, "it was removed while it was made"))?;
         made.keep();
-        Ok(dir.describe(&marks, Some(launched)))
+        Ok(dir.describe(&self.id, &marks, Some(launched)))
+    }
+
+    fn refuse(&self, request: &Provision) -> Result<()> {
+        let instead = if self.id.as_str() == Isolation::Account.to_string() {
+            "install bubblewrap on the host, or ask for a sandbox without that"
+        } else {
+            "ask for a sandbox without that"
+        };
+        refuse(request, instead)
     }
 
     /// The files of a snapshot that is there.
     fn existing(&self, operation: &'static str, snapshot: &SnapshotData) -> Result<PathBuf> {
-        if snapshot.backend.as_str() != ID {
+        if snapshot.backend != self.id {
             let message =
                 format!("{} is a snapshot of the backend {}", snapshot.id, snapshot.backend);
             return Err(Error::unsupported(operation, message));
@@ -206,12 +249,10 @@ impl Drop for Made {
 }
 
 /// What cannot be had here is refused by name.
-fn refuse(request: &Provision) -> Result<()> {
+fn refuse(request: &Provision, instead: &str) -> Result<()> {
     let spec = &request.spec;
     let refused = |what: &str| {
-        let message = format!(
-            "{what}: {WHY}; install bubblewrap on the host, or ask for a sandbox without that"
-        );
+        let message = format!("{what}: {WHY}; {instead}");
         Err(Error::unsupported("provision", message))
     };
     if spec.network == Network::Deny {
@@ -229,8 +270,8 @@ fn refuse(request: &Provision) -> Result<()> {
     if spec.root != Root::Standard {
         return refused("there is no root directory of its own (root)");
     }
-    if spec.workspace_mode == WorkspaceMode::Bind {
-        return refused("the workspace is always a copy (workspace_mode)");
+    if !matches!(spec.workspace_mode, WorkspaceMode::Private | WorkspaceMode::Bind) {
+        return refused("the workspace is a copy or a directory of this host (workspace_mode)");
     }
     if !spec.mounts.is_empty() {
         return refused("nothing can be mounted (mounts)");
@@ -241,7 +282,7 @@ fn refuse(request: &Provision) -> Result<()> {
 #[async_trait]
 impl SandboxBackend for AccountHost {
     fn id(&self) -> BackendId {
-        BackendId::new(ID)
+        self.id.clone()
     }
 
     async fn probe(&self) -> Result<Capabilities> {
@@ -311,7 +352,10 @@ impl SandboxBackend for AccountHost {
         self.on("reachability", instance, |_, dir| {
             let guest = dir.guest().map_err(at("reachability", dir.path()))?;
             let guest = guest.ok_or_else(|| lost("reachability", "the guest does not run"))?;
-            Ok(Reachability::Local(LocalReach::new(guest.pid, dir.workspace())))
+            let marks = dir.marks().map_err(at("reachability", dir.path()))?;
+            let marks = marks.ok_or_else(|| lost("reachability", "the instance is gone"))?;
+            let workspace = dir.workspace_of(&marks.request.spec);
+            Ok(Reachability::Local(LocalReach::new(guest.pid, workspace)))
         })
         .await
     }
@@ -380,24 +424,27 @@ impl SandboxBackend for AccountHost {
     ) -> Result<Vec<Change>> {
         const OPERATION: &str = "changes";
         let since = since.map(|snapshot| self.existing(OPERATION, snapshot)).transpose()?;
-        let (now, workspace, home, program) = self
+        let (now, bound, workspace, home, program) = self
             .on(OPERATION, instance, move |this, dir| {
                 let marks = dir.marks().map_err(at(OPERATION, dir.path()))?;
                 let marks = marks.ok_or_else(|| lost(OPERATION, "the instance is gone"))?;
                 let home = since.as_ref().map(|since| since.join(HOME));
                 let workspace = since.map(|since| since.join(WORKSPACE));
+                let bound = instance::bound(&marks.request.spec).is_some();
                 let workspace = workspace.or(marks.request.spec.workspace);
-                Ok((dir.clone(), workspace, home, this.program()?))
+                Ok((dir.clone(), bound, workspace, home, this.program()?))
             })
             .await?;
         let output = tool::run(OPERATION, "the guest program", move || {
             let mut command = Command::new(program);
             command.arg("changes");
             let home_is = now.home();
-            for (at, now, then, mode) in [
+            let parts = [
                 (Path::new("/workspace"), now.workspace(), workspace, "755"),
                 (&home_is, now.home(), home, "700"),
-            ] {
+            ];
+            // Of a bound workspace there is nothing that could be compared.
+            for (at, now, then, mode) in parts.into_iter().skip(usize::from(bound)) {
                 command.arg("part").arg(at).arg("now").arg(now);
                 match then {
                     Some(then) => command.arg("then").arg(then),
@@ -442,14 +489,14 @@ impl SandboxBackend for AccountHost {
             let marks = dir.marks().map_err(at(OPERATION, dir.path()))?;
             let mut marks = marks.ok_or_else(|| lost(OPERATION, "its files are gone"))?;
             if let Some(running) = dir.guest().map_err(at(OPERATION, dir.path()))? {
-                return Ok(dir.describe(&marks, Some(running)));
+                return Ok(dir.describe(&this.id, &marks, Some(running)));
             }
             dir.end().map_err(at(OPERATION, dir.path()))?;
             marks.request = request;
             marks.request.instance = id;
             dir.write_marks(&marks).map_err(at(OPERATION, dir.path()))?;
             let guest = launch::launch(dir, &this.program()?, &marks.request)?;
-            Ok(dir.describe(&marks, Some(guest)))
+            Ok(dir.describe(&this.id, &marks, Some(guest)))
         })
         .await
     }
@@ -459,8 +506,8 @@ impl SandboxBackend for AccountHost {
     }
 
     async fn inventory(&self) -> Result<Vec<Found>> {
-        let instances = self.instances();
-        blocking("inventory", move || instance::all(&instances)).await
+        let (id, instances) = (self.id.clone(), self.instances());
+        blocking("inventory", move || instance::all(&id, &instances)).await
     }
 }
 

@@ -14,11 +14,13 @@ use std::{
 };
 
 use jiff::Timestamp;
-use sandbox_core::{BackendId, Found, Instance, InstanceId, InstanceState, Provision, Result};
+use sandbox_core::{
+    BackendId, Found, Instance, InstanceId, InstanceState, Provision, Result, SandboxSpec,
+    WorkspaceMode,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ID,
     error::{at, failed},
     process::boot_id,
     processes::{self, GuestId},
@@ -93,6 +95,11 @@ impl InstanceDir {
 
     pub(super) fn workspace(&self) -> PathBuf {
         self.files().join(WORKSPACE)
+    }
+
+    /// The workspace of an instance of this spec: its own, or the directory that is bound.
+    pub(super) fn workspace_of(&self, spec: &SandboxSpec) -> PathBuf {
+        bound(spec).cloned().unwrap_or_else(|| self.workspace())
     }
 
     pub(super) fn home(&self) -> PathBuf {
@@ -191,11 +198,16 @@ impl InstanceDir {
     }
 
     /// The instance as the history keeps it.
-    pub(super) fn describe(&self, marks: &Marks, guest: Option<GuestId>) -> Instance {
+    pub(super) fn describe(
+        &self,
+        backend: &BackendId,
+        marks: &Marks,
+        guest: Option<GuestId>,
+    ) -> Instance {
         Instance {
             id: self.id.clone(),
             sandbox: marks.request.sandbox.clone(),
-            backend: BackendId::new(ID),
+            backend: backend.clone(),
             data: serde_json::json!({ "pid": guest.map(|guest| guest.pid) }),
         }
     }
@@ -214,8 +226,13 @@ impl InstanceDir {
     }
 }
 
+/// The directory that is the workspace itself, if it is one.
+pub(super) fn bound(spec: &SandboxSpec) -> Option<&PathBuf> {
+    spec.workspace.as_ref().filter(|_| spec.workspace_mode == WorkspaceMode::Bind)
+}
+
 /// Every instance here, half-removed ones too.
-pub(super) fn all(instances: &Path) -> Result<Vec<Found>> {
+pub(super) fn all(backend: &BackendId, instances: &Path) -> Result<Vec<Found>> {
     const OPERATION: &str = "inventory";
     let entries = match fs::read_dir(instances) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -237,7 +254,7 @@ pub(super) fn all(instances: &Path) -> Result<Vec<Found>> {
             continue;
         };
         found.push(Found {
-            instance: dir.describe(&marks, guest),
+            instance: dir.describe(backend, &marks, guest),
             owner: marks.request.owner.clone(),
             state,
             created_at: marks.created_at,

@@ -94,7 +94,7 @@ fn setup(dir: &InstanceDir, request: &Provision, listen_fd: i32) -> Result<Setup
             Error::new(ErrorKind::InvalidSpec, "provision", message)
         })
     };
-    let workspace = text(dir.workspace())?;
+    let workspace = text(dir.workspace_of(&request.spec))?;
     let own = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let mut env = std::collections::BTreeMap::from([
         own("HOME", &text(dir.home())?),

@@ -1,7 +1,7 @@
 //! Sandboxes that are nothing but a directory and processes of an account, for hosts that have nothing
 //! better. They isolate nothing, and say so.
 //!
-//! The workspace is a copy, and so is a snapshot. What takes a kernel's or another program's help (no
+//! The workspace is a copy, unless a directory of the host is bound, and a snapshot is one too. What takes a kernel's or another program's help (no
 //! network, limits, a root of one's own) is refused by name.
 
 mod backend;
@@ -12,6 +12,5 @@ mod processes;
 use crate::{cleanup, error, process, programs, sys, tool, tree};
 
 pub use backend::AccountHost;
-
-/// The id in instances and snapshots.
-const ID: &str = "account";
+#[cfg(feature = "program")]
+pub(crate) use processes::MARK;

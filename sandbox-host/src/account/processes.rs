@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::process::start_time;
 
 /// In the environment of all that an instance's guest starts.
-pub(super) const MARK: &str = "SANDBOX_INSTANCE";
+pub(crate) const MARK: &str = "SANDBOX_INSTANCE";
 /// How long processes may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -45,6 +45,19 @@ impl GuestId {
         };
         // Only now that the handle stands for one process for good.
         Ok((start_time(self.pid)? == Some(self.start_time)).then_some(handle))
+    }
+
+    /// Waits until it has ended.
+    #[cfg(feature = "program")]
+    pub(super) fn wait(self) -> io::Result<()> {
+        let Some(handle) = self.find()? else { return Ok(()) };
+        loop {
+            match poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 

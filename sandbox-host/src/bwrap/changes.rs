@@ -80,7 +80,9 @@ fn prepare(shared: &Shared, dir: &InstanceDir, then: &[SnapshotId]) -> Result<Pr
         ours(shared.state.layers()),
         launch::root(shared, spec, &view, run_as)?,
     ];
-    wanted.extend(spec.workspace.as_deref().map(launch::workspace));
-    let with_workspace = spec.workspace.is_some();
+    // One that is bound has nothing in any layer.
+    let workspace = launch::workspace(spec).filter(|workspace| workspace.kind == Kind::Below);
+    let with_workspace = workspace.is_some();
+    wanted.extend(workspace);
     Ok(Prepared { now, wanted, mounts, made, with_workspace })
 }

@@ -13,7 +13,9 @@ use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, memfd_create},
 };
-use sandbox_core::{Error, ErrorKind, Limits, Network, Result, Root, SandboxSpec};
+use sandbox_core::{
+    Access, Error, ErrorKind, Limits, Network, Result, Root, SandboxSpec, WorkspaceMode,
+};
 use sandbox_guest::preamble;
 use tokio::sync::watch;
 
@@ -349,7 +351,7 @@ fn wanted(
         let kind = Kind::Shown(mount.access);
         wanted.push(Wanted { what: "mount", path: mount.source.clone(), kind });
     }
-    wanted.extend(spec.workspace.as_deref().map(workspace));
+    wanted.extend(workspace(spec));
     Ok(wanted)
 }
 
@@ -368,9 +370,14 @@ pub(crate) fn root(
     Ok(Wanted { what: "skeleton", path, kind: Kind::Ours })
 }
 
-/// What is below everything in the workspace.
-pub(crate) fn workspace(path: &Path) -> Wanted {
-    Wanted { what: "workspace", path: path.to_owned(), kind: Kind::Below }
+/// The directory that the workspace shows.
+pub(crate) fn workspace(spec: &SandboxSpec) -> Option<Wanted> {
+    let path = spec.workspace.clone()?;
+    let kind = match spec.workspace_mode {
+        WorkspaceMode::Bind => Kind::Shown(Access::ReadWrite),
+        _ => Kind::Below,
+    };
+    Some(Wanted { what: "workspace", path, kind })
 }
 
 fn sources(paths: &[PathBuf], with_workspace: bool) -> Sources {

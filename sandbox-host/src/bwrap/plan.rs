@@ -115,11 +115,12 @@ impl Identity {
 pub(crate) fn refuse(spec: &SandboxSpec) -> Result<()> {
     let reason = match &spec.root {
         Root::Standard | Root::Directory(_) => match spec.workspace_mode {
-            WorkspaceMode::Private => return Ok(()),
-            _ => {
-                "the workspace is always an overlay here, and never the directory itself; mount that \
-                 directory somewhere else with `mount_read_write`"
+            WorkspaceMode::Private | WorkspaceMode::Bind => return Ok(()),
+            WorkspaceMode::RemoteCanonical => {
+                "there is no other host here that a workspace could stay on; bind a directory of this one, or \
+                 use a backend whose sandboxes are on other hosts"
             }
+            _ => "this kind of workspace is not known here",
         },
         Root::Image(_) => {
             "images are for container backends; unpack it and name the directory as the root"
@@ -172,9 +173,14 @@ pub(crate) fn arguments(input: &Input<'_>) -> Vec<OsString> {
     line.mount("--bind", &sources.fs, format!("{LAID_OUT}/fs"));
     line.mount("--ro-bind", &sources.guest, format!("{LAID_OUT}/guest"));
     line.mount("--ro-bind", &sources.root, format!("{LAID_OUT}/base"));
+    let workspace = format!("{LAID_OUT}/workspace");
     match &sources.workspace {
-        Some(workspace) => line.mount("--ro-bind", workspace, format!("{LAID_OUT}/workspace")),
-        None => line.words(["--dir", &format!("{LAID_OUT}/workspace")]),
+        Some(bound) if spec.workspace_mode == WorkspaceMode::Bind => {
+            line.words(["--dir", &workspace]);
+            line.mount("--bind", bound, format!("{LAID_OUT}/bound"));
+        }
+        Some(below) => line.mount("--ro-bind", below, workspace),
+        None => line.words(["--dir", &workspace]),
     }
     if !input.layers.is_empty() {
         line.mount("--ro-bind", &sources.layers, format!("{LAID_OUT}/layers"));
@@ -318,6 +324,10 @@ fn mounts(input: &Input<'_>, env: &[(String, String)]) -> Result<Vec<MountStep>>
     steps.push(MountStep::ReadOnly { target: private });
 
     steps.push(overlay(input.layers, 'w', "workspace", "workspace", inside(WORKSPACE)));
+    if spec.workspace_mode == WorkspaceMode::Bind {
+        // Over the overlay, of which it is known by now that no link leads there.
+        steps.push(MountStep::Move { from: laid_out("bound"), to: inside(WORKSPACE) });
+    }
     let mut extra: Vec<(usize, &Mount)> = spec.mounts.iter().enumerate().collect();
     // A mount below another one comes after it.
     extra.sort_by_key(|(_, mount)| mount.target.components().count());
@@ -416,7 +426,7 @@ mod tests {
     fn what_is_for_other_backends_is_refused_by_name() {
         for (request, says) in [
             (CreateSandbox::new().root(Root::Image("alpine".into())), "images are for container"),
-            (CreateSandbox::new().bind_workspace("/src"), "always an overlay"),
+            (CreateSandbox::new().remote_workspace("/src"), "no other host here"),
         ] {
             let error = refuse(&request.spec).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -490,6 +500,19 @@ mod tests {
             .env("A", "b c");
         let limits = GuestLimits { processes: Some(64), address_space: Some(1 << 30) };
         insta::assert_json_snapshot!(planned(spec, &layers, limits).unwrap());
+    }
+
+    #[test]
+    fn a_bound_workspace_is_mounted_over_the_overlay() {
+        let spec = CreateSandbox::new().bind_workspace("/src/app");
+        let plan = planned(spec, &[], GuestLimits::default()).unwrap();
+        let line = plan["arguments"].to_string();
+        assert!(line.contains("--bind /src/app /.sbx/bound"), "{line}");
+        assert!(line.contains("--dir /.sbx/workspace"), "{line}");
+        let mounts = plan["setup"]["mounts"].as_array().unwrap();
+        let at = |text: &str| mounts.iter().position(|step| step.to_string().contains(text));
+        let (overlay, bound) = (at("fs/upper/workspace").unwrap(), at("/.sbx/bound").unwrap());
+        assert_eq!(bound, overlay + 1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One question and its answer.
 
-use std::{io::Read, process::ExitCode, time::Duration};
+use std::{io::Read, process::ExitCode};
 
 use sandbox_core::Error;
 
@@ -13,9 +13,6 @@ use crate::{
     cleanup,
     message::{Answer, Call, Request},
 };
-
-/// How long work that was begun may go on that nobody waits for any more.
-const AFTERMATH: Duration = Duration::from_secs(60);
 
 pub(super) fn main() -> ExitCode {
     match call() {
@@ -82,7 +79,8 @@ fn work(desk: &Desk, request: Request, mut input: std::fs::File) -> std::io::Res
             _ = went => {}
         }
         if !can_be_broken_off {
-            let done = tokio::time::timeout(AFTERMATH, work).await;
+            desk.abandon();
+            let done = tokio::time::timeout(desk.aftermath(), work).await;
             if let (Ok(Ok(_)), Some(undo)) = (done, undo) {
                 undo.await?;
             }

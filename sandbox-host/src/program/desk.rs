@@ -3,20 +3,24 @@
 use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use sandbox_core::{
     GuestBinaries, Instance, Provision, Result, SandboxBackend, SnapshotRequest, SnapshotTaken,
     default_state_dir,
 };
+use tokio::sync::watch;
 
 use super::{
-    links, lock,
+    bound, links, lock,
     sources::{self, Sources},
+    tend,
 };
 use crate::{
     account::AccountHost,
     bwrap::BwrapHost,
+    compose::ComposeHost,
     error::{blocking, failed},
     message::{Answer, Isolation, Request, Settings},
 };
@@ -26,12 +30,14 @@ use crate::{
 pub(super) struct Desk {
     state: PathBuf,
     host: Host,
+    abandoned: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
 enum Host {
     Bwrap(BwrapHost),
     Account(AccountHost),
+    Compose(ComposeHost),
 }
 
 impl Desk {
@@ -42,14 +48,24 @@ impl Desk {
         };
         let own = state.join(settings.isolation.to_string());
         let guests = GuestBinaries::standard()?;
+        let (abandoned, told) = watch::channel(false);
         let host = match settings.isolation {
             Isolation::Bwrap => {
                 Host::Bwrap(BwrapHost::builder().state_dir(own).guest_binaries(guests).build()?)
             }
-            Isolation::Account => Host::Account(AccountHost::new(own, guests)),
+            name @ (Isolation::Account | Isolation::Machine) => {
+                Host::Account(AccountHost::new(name, own, guests))
+            }
+            Isolation::Compose => {
+                let account = AccountHost::new(Isolation::Compose, own, guests);
+                let compose = settings.compose.ok_or_else(|| {
+                    failed("call", "it is not said how compose projects are brought up")
+                })?;
+                Host::Compose(ComposeHost::new(account, compose, told))
+            }
         };
         sources::private(&state)?;
-        Ok(Self { state, host })
+        Ok(Self { state, host, abandoned })
     }
 
     pub(super) fn state(&self) -> &Path {
@@ -60,6 +76,7 @@ impl Desk {
         match &self.host {
             Host::Bwrap(host) => host.connect_socket(instance),
             Host::Account(host) => host.connect_socket(instance),
+            Host::Compose(host) => host.account().connect_socket(instance),
         }
     }
 
@@ -67,6 +84,21 @@ impl Desk {
         match &self.host {
             Host::Bwrap(host) => host,
             Host::Account(host) => host,
+            Host::Compose(host) => host,
+        }
+    }
+
+    /// Nobody waits any more for what is being done. What takes long, and undoes itself, ends.
+    pub(super) fn abandon(&self) {
+        let _ = self.abandoned.send(true);
+    }
+
+    /// How long work that was begun may go on that nobody waits for any more.
+    pub(super) fn aftermath(&self) -> Duration {
+        match self.host {
+            Host::Bwrap(_) | Host::Account(_) => Duration::from_secs(60),
+            // Services may take their time to end.
+            Host::Compose(_) => Duration::from_secs(300),
         }
     }
 
@@ -99,12 +131,16 @@ impl Desk {
         let host = self.host();
         Ok(match request {
             Request::Probe => Answer::Capabilities(host.probe().await?),
-            Request::Provision(request) => Answer::Instance(self.provision(&request).await?),
+            Request::Provision(request) => {
+                let request = bound::resolved(&self.state, request)?;
+                Answer::Instance(self.provision(&request).await?)
+            }
             Request::Inspect(instance) => Answer::State(host.inspect(&instance).await?),
             Request::Reachability(instance) => {
                 Answer::Reachability(host.reachability(&instance).await?)
             }
             Request::Snapshot { instance, snapshot, idle, successor } => {
+                let successor = bound::resolved(&self.state, successor)?;
                 let request = SnapshotRequest::new(instance, snapshot, idle, successor);
                 let SnapshotTaken { data, successor } = self.snapshot(&request).await?;
                 Answer::Snapshot { data, successor }
@@ -136,7 +172,13 @@ impl Desk {
             }
             Request::Start { instance, request } => {
                 let _held = self.hold(&instance).await?;
-                Answer::Instance(host.start(&instance, &request).await?)
+                let request = bound::resolved(&self.state, request)?;
+                let started = host.start(&instance, &request).await?;
+                if let Err(error) = self.stay_with(&started) {
+                    host.stop(&started).await?;
+                    return Err(error);
+                }
+                Answer::Instance(started)
             }
             Request::Teardown(instance) => {
                 self.teardown(&instance).await?;
@@ -171,7 +213,15 @@ impl Desk {
         let (state, id) = (self.state.clone(), request.instance.clone());
         let _held = blocking("provision", move || lock::hold(&state, &id)).await?;
         self.keep_source(request, request.instance.as_str())?;
-        let made = self.host().provision(request).await;
+        let made = async {
+            let instance = self.host().provision(request).await?;
+            if let Err(error) = self.stay_with(&instance) {
+                self.host().teardown(&instance).await?;
+                return Err(error);
+            }
+            Ok(instance)
+        };
+        let made = made.await;
         if made.is_err() {
             self.sources().release(request.instance.as_str())?;
         }
@@ -200,6 +250,14 @@ impl Desk {
         self.host().teardown(instance).await?;
         self.sources().release(instance.id.as_str())?;
         self.sources().collect()
+    }
+
+    /// Has what else belongs to an instance end with it.
+    fn stay_with(&self, instance: &Instance) -> Result<()> {
+        match self.host {
+            Host::Compose(_) => tend::begin(&self.state, &instance.id),
+            Host::Bwrap(_) | Host::Account(_) => Ok(()),
+        }
     }
 
     fn keep_source(&self, request: &Provision, user: &str) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The program `sandbox-host`: one question of a harness elsewhere, and the answer.
 
+mod bound;
 mod call;
 mod desk;
 mod io;
@@ -8,11 +9,13 @@ mod lock;
 mod populate;
 mod relay;
 mod sources;
+mod tend;
 
 use std::{io::Write, process::ExitCode};
 
 const USAGE: &str = "\
 usage: sandbox-host call
+       sandbox-host tend STATE INSTANCE
        sandbox-host version";
 
 /// Runs what the arguments say.
@@ -22,6 +25,7 @@ pub fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     match words[..] {
         ["call"] => call::main(),
+        ["tend", state, instance] => tend::main(state, instance),
         ["version"] => {
             let line = concat!("sandbox-host ", env!("CARGO_PKG_VERSION"), "\n");
             match std::io::stdout().write_all(line.as_bytes()) {

@@ -21,6 +21,17 @@ const OPERATION: &str = "keep the workspace";
 const GRACE: Duration = Duration::from_secs(3600);
 /// In one that is being made: by whom.
 const MAKER: &str = "maker";
+/// Where what stands on them is.
+const STANDING: [&str; 8] = [
+    "bwrap/instances",
+    "bwrap/layers",
+    "account/instances",
+    "account/snapshots",
+    "machine/instances",
+    "machine/snapshots",
+    "compose/instances",
+    "compose/snapshots",
+];
 /// How many stay that nothing stands on.
 const UNUSED: usize = 8;
 
@@ -180,10 +191,7 @@ impl Sources {
         for entry in fs::read_dir(source.users())? {
             let entry = entry?;
             let place = |dir: &str| self.state.join(dir).join(entry.file_name()).exists();
-            let there =
-                ["bwrap/instances", "bwrap/layers", "account/instances", "account/snapshots"]
-                    .into_iter()
-                    .any(place);
+            let there = STANDING.into_iter().any(place);
             // One that is just being made is not there yet.
             if there || !entry.metadata()?.modified().is_ok_and(is_old) {
                 return Ok(true);
