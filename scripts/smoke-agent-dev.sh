@@ -3,7 +3,8 @@
 #
 #   scripts/smoke-agent-dev.sh [REPOSITORY]        this one if not given
 #
-# SANDBOXER names the command line to use; without it, it is built. SANDBOXER_HOST asks for a host.
+# SANDBOXER names the command line to use; without it, it is built. With SANDBOXER_HOST it goes to that host,
+# over SSH, as the user's `ssh` is configured or SANDBOXER_SSH_CONFIG says.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 repository=$(realpath "${1:-$here}")
@@ -20,7 +21,7 @@ if [ -z "${SANDBOXER_STATE_DIR:-}" ]; then
 fi
 
 # One field of a document; sed is everywhere, jq is not.
-field() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p"; }
+field() { sed -n "s/.*\"$1\":\"\\([^\"]*\\)\".*/\\1/p" | sed 's/\\\\/\\/g'; }
 
 id=
 clean_up() {
@@ -45,10 +46,10 @@ hint=$(field local_exec_hint <<<"$reachability")
 [ -n "$hint" ] || hint=$(field ssh_one_liner <<<"$reachability")
 
 echo "== the hint, as it would be pasted"
-# Everything before its last word runs any other command; a script has no terminal to give.
-hint=${hint% /bin/sh}
+# With another last word it runs any other command; a script has no terminal to give.
 hint=${hint/ --tty/}
-listed=$(sh -c "$hint /bin/ls /workspace" | LC_ALL=C sort)
+hint=${hint/#ssh -t /ssh }
+listed=$(sh -c "${hint%/bin/sh*}/bin/ls /workspace${hint##*/bin/sh}" | LC_ALL=C sort)
 echo "$listed"
 [ "$listed" = "$(ls "$repository" | LC_ALL=C sort)" ] || { echo "smoke: those are not the repository's files" >&2; exit 1; }
 

@@ -1,5 +1,7 @@
 //! What happens to a sandbox, as records: the journal's lines and what sinks see are the same.
 
+use std::net::SocketAddr;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
@@ -208,6 +210,14 @@ pub enum Known {
         /// To what; what is not UTF-8 is replaced.
         path: String,
     },
+    /// A port of the sandbox is about to be opened on the harness's loopback, for as long as the harness
+    /// wants.
+    PortForwarded {
+        /// Which port.
+        port: u16,
+        /// Where.
+        local: SocketAddr,
+    },
     /// It ends by itself later than it would have.
     TtlExtended {
         /// Then.
@@ -327,6 +337,7 @@ const KNOWN: &[&str] = &[
     "process_started",
     "process_exited",
     "file_operation",
+    "port_forwarded",
     "ttl_extended",
     "expired",
     "lost",

@@ -37,6 +37,7 @@ mod error;
 mod event;
 mod exec;
 mod files;
+mod forward;
 mod guest;
 mod guest_binaries;
 mod id;
@@ -76,6 +77,7 @@ pub use files::{
     DirEntry, DownloadOptions, Existing, FileEvent, FileKind, FileReader, FileWatch, Files,
     LIST_LIMIT, Metadata, OutsideLinks, Progress, READ_LIMIT, ReadDir, Transferred, UploadOptions,
 };
+pub use forward::{Forward, ForwardStats};
 pub use guest_binaries::{GUEST_DIR_VARIABLE, GuestBinaries, GuestBinary};
 pub use id::{
     BackendId, EventId, InstanceId, Name, OwnerId, ProcessId, SandboxId, SnapshotId, TurnId,

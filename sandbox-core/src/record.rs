@@ -173,7 +173,8 @@ impl Record {
             | Known::BackendFailed { .. }
             | Known::Forked { .. }
             | Known::ProcessStarted { detached: false, .. }
-            | Known::FileOperation { .. } => {}
+            | Known::FileOperation { .. }
+            | Known::PortForwarded { .. } => {}
             Known::ProcessStarted { process, argv, detached: true } => {
                 let detached = Detached {
                     hash: hash_of(argv),

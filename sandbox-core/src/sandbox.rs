@@ -377,6 +377,10 @@ impl Sandbox {
         self.call(sink).await?.drive(work).await
     }
 
+    pub(crate) fn parts(&self) -> (Arc<Inner>, Arc<Shared>) {
+        (Arc::clone(&self.inner), Arc::clone(&self.shared))
+    }
+
     /// A connection to its guest.
     pub(crate) async fn link(&self) -> Result<Arc<crate::guest::Link>> {
         self.shared.link(&self.inner).await

@@ -35,9 +35,9 @@ pub struct SshBackend {
 
 struct Shared {
     settings: Arc<Settings>,
-    /// Those that it was set up with come first; then those that sandboxes name.
+    /// Those to make sandboxes on come first; then those that there may be some on.
     hosts: Mutex<Vec<Arc<Host>>>,
-    /// How many it was set up with.
+    /// On how many of them sandboxes are made that name none.
     own: usize,
 }
 
@@ -48,11 +48,10 @@ impl SshBackend {
         SshBackendBuilder::default()
     }
 
-    pub(crate) fn from_parts(hosts: Vec<Address>, settings: Settings) -> Self {
+    pub(crate) fn from_parts(hosts: Vec<Address>, own: usize, settings: Settings) -> Self {
         let settings = Arc::new(settings);
         let host = |address| Arc::new(Host::new(address, Arc::clone(&settings)));
-        let hosts: Vec<Arc<Host>> = hosts.into_iter().map(host).collect();
-        let own = hosts.len();
+        let hosts = hosts.into_iter().map(host).collect();
         Self { shared: Arc::new(Shared { settings, hosts: Mutex::new(hosts), own }) }
     }
 
@@ -170,12 +169,12 @@ impl SshBackend {
         let workspace = match &request.spec.workspace {
             // It is there.
             Some(directory) if is_there(request) => Some(directory.clone()),
-            Some(directory) => Some(workspace::bring(host, *isolation, directory).await?),
+            Some(directory) => Some(workspace::bring(host, isolation, directory).await?),
             None => None,
         };
         let place = Place {
             host: host.address.to_string(),
-            isolation: *isolation,
+            isolation,
             workspace,
             hints: request.spec.reachability.clone(),
             inner: serde_json::Value::Null,
@@ -410,11 +409,17 @@ impl SandboxBackend for SshBackend {
             return self.done("teardown", instance, Request::Teardown).await;
         }
         // Only its id is known: wherever it may be.
-        for host in &self.hosts() {
-            let (isolation, _) = host.isolation().await.map_err(|error| about(error, instance))?;
+        let hosts = self.hosts();
+        if hosts.is_empty() {
+            let message = "it is not known on which host it may be; name that host for the backend";
+            let error = Error::new(ErrorKind::Unavailable, "teardown", message);
+            return Err(about(error.retryable(false), instance));
+        }
+        for host in &hosts {
+            let isolation = host.placed().await.map_err(|error| about(error, instance))?;
             let half =
                 Instance { backend: BackendId::new(isolation.to_string()), ..instance.clone() };
-            let removed = host.call("teardown", *isolation, Request::Teardown(half)).await;
+            let removed = host.call("teardown", isolation, Request::Teardown(half)).await;
             removed.map_err(|error| about(error, instance))?;
         }
         Ok(())
@@ -423,14 +428,14 @@ impl SandboxBackend for SshBackend {
     async fn inventory(&self) -> Result<Vec<Found>> {
         let mut all = Vec::new();
         for host in &self.hosts() {
-            let (isolation, _) = host.isolation().await?;
-            let found = match host.call("inventory", *isolation, Request::Inventory).await? {
+            let isolation = host.placed().await?;
+            let found = match host.call("inventory", isolation, Request::Inventory).await? {
                 Answer::Inventory(found) => found,
                 _ => return Err(nonsense("inventory", &host.address, "answers another question")),
             };
             let place = Place {
                 host: host.address.to_string(),
-                isolation: *isolation,
+                isolation,
                 workspace: None,
                 hints: Default::default(),
                 inner: serde_json::Value::Null,

@@ -11,6 +11,7 @@ use crate::{Compose, SshBackend, address::Address, kind::Kind};
 pub struct SshBackendBuilder {
     hosts: Vec<String>,
     fallbacks: Vec<String>,
+    known: Vec<String>,
     settings: Settings,
 }
 
@@ -64,6 +65,15 @@ impl SshBackendBuilder {
     #[must_use]
     pub fn fallback(mut self, name: impl Into<String>) -> Self {
         self.fallbacks.push(name.into());
+        self
+    }
+
+    /// A host that sandboxes may be on already, though no new one comes to be there unless its spec names
+    /// it. Its instances are in the inventory, and what was half made there can be removed. A sandbox whose
+    /// making was finished is found without this: its history says where it is.
+    #[must_use]
+    pub fn known_host(mut self, name: impl Into<String>) -> Self {
+        self.known.push(name.into());
         self
     }
 
@@ -179,14 +189,10 @@ impl SshBackendBuilder {
     /// in a way that cannot be.
     pub fn build(self) -> Result<SshBackend> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidSpec, "configure", message);
-        let names = self.hosts.iter().chain(&self.fallbacks);
-        let mut hosts: Vec<Address> = Vec::new();
-        for address in names.map(|name| Address::parse(name)) {
-            let address = address?;
-            if !hosts.contains(&address) {
-                hosts.push(address);
-            }
-        }
+        let mut hosts = Vec::new();
+        add(&mut hosts, self.hosts.iter().chain(&self.fallbacks))?;
+        let own = hosts.len();
+        add(&mut hosts, &self.known)?;
         let (interval, count) = self.settings.keep_alive;
         if interval.as_secs() == 0 || count == 0 {
             let message = "a link that is not looked at could be cut for ever: ask at least every second \
@@ -201,8 +207,19 @@ impl SshBackendBuilder {
                 return Err(invalid(message));
             }
         }
-        Ok(SshBackend::from_parts(hosts, self.settings))
+        Ok(SshBackend::from_parts(hosts, own, self.settings))
     }
+}
+
+/// Adds the hosts of these names that are not there yet.
+fn add<'a>(hosts: &mut Vec<Address>, names: impl IntoIterator<Item = &'a String>) -> Result<()> {
+    for name in names {
+        let address = Address::parse(name)?;
+        if !hosts.contains(&address) {
+            hosts.push(address);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -214,6 +231,8 @@ mod tests {
         let error = SshBackend::builder().host("-oProxyCommand=x").build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidSpec);
         let error = SshBackend::builder().host("a").fallback("-oProxyCommand=x").build();
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidSpec);
+        let error = SshBackend::builder().known_host("-oProxyCommand=x").build();
         assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidSpec);
         let relative = SshBackend::builder().host("a").state_dir("b").build();
         assert_eq!(relative.unwrap_err().kind(), ErrorKind::InvalidSpec);

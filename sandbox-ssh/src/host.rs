@@ -46,7 +46,7 @@ pub(crate) struct Host {
     broken: Mutex<Vec<String>>,
     was_reached: AtomicBool,
     program: OnceCell<PathBuf>,
-    isolation: OnceCell<(Isolation, Capabilities)>,
+    offer: OnceCell<Offer>,
 }
 
 impl Host {
@@ -58,20 +58,41 @@ impl Host {
             broken: Mutex::default(),
             was_reached: AtomicBool::new(false),
             program: OnceCell::new(),
-            isolation: OnceCell::new(),
+            offer: OnceCell::new(),
         }
     }
 
-    /// How sandboxes are separated from this host, and what else it can do: tried once.
+    /// How new sandboxes are separated from this host, and what else it can do.
     ///
     /// # Errors
     ///
     /// `Unavailable` if there is no bubblewrap, and the account alone was not accepted.
-    pub(crate) async fn isolation(&self) -> Result<&(Isolation, Capabilities)> {
-        self.isolation.get_or_try_init(|| self.try_isolation()).await
+    pub(crate) async fn isolation(&self) -> Result<(Isolation, &Capabilities)> {
+        let offer = self.offer().await?;
+        if let Some(why) = &offer.no_bubblewrap
+            && !self.settings.accept_account
+        {
+            let message = format!(
+                "{} offers no isolation: {why}. Install bubblewrap there; or accept the account as the only \
+                 isolation, where sandboxes have all rights of the account",
+                self.address
+            );
+            return Err(Error::new(ErrorKind::Unavailable, "probe", message).retryable(false));
+        }
+        Ok((offer.isolation, &offer.capabilities))
     }
 
-    async fn try_isolation(&self) -> Result<(Isolation, Capabilities)> {
+    /// How sandboxes that may be there already are separated from this host: those need not be accepted.
+    pub(crate) async fn placed(&self) -> Result<Isolation> {
+        Ok(self.offer().await?.isolation)
+    }
+
+    /// Tried once.
+    async fn offer(&self) -> Result<&Offer> {
+        self.offer.get_or_try_init(|| self.try_offer()).await
+    }
+
+    async fn try_offer(&self) -> Result<Offer> {
         // What fails here is no want of bubblewrap.
         self.program.get_or_try_init(|| program::bring(self)).await?;
         if let Some(isolation) = self.settings.kind.isolation() {
@@ -81,25 +102,22 @@ impl Host {
             };
         }
         let why = match self.call("probe", Isolation::Bwrap, Request::Probe).await {
-            Ok(Answer::Capabilities(found)) => return Ok((Isolation::Bwrap, found)),
+            Ok(Answer::Capabilities(capabilities)) => {
+                let isolation = Isolation::Bwrap;
+                return Ok(Offer { isolation, capabilities, no_bubblewrap: None });
+            }
             Ok(_) => return Err(nonsense("probe", &self.address, "answers another question")),
             // The connection, not bubblewrap.
             Err(error) if error.is_retryable() => return Err(error),
             Err(error) => error,
         };
-        if !self.settings.accept_account {
-            let message = format!(
-                "{} offers no isolation: {}. Install bubblewrap there; or accept the account as the only \
-                 isolation, where sandboxes have all rights of the account",
-                self.address,
-                why.message()
-            );
-            return Err(Error::new(ErrorKind::Unavailable, "probe", message).retryable(false));
-        }
         match self.call("probe", Isolation::Account, Request::Probe).await? {
             Answer::Capabilities(found) => {
-                let version = format!("{}; no bubblewrap: {}", found.version, why.message());
-                Ok((Isolation::Account, Capabilities { version, ..found }))
+                let why = why.message().to_owned();
+                let version = format!("{}; no bubblewrap: {why}", found.version);
+                let (isolation, no_bubblewrap) = (Isolation::Account, Some(why));
+                let capabilities = Capabilities { version, ..found };
+                Ok(Offer { isolation, capabilities, no_bubblewrap })
             }
             _ => Err(nonsense("probe", &self.address, "answers another question")),
         }
@@ -341,6 +359,15 @@ impl Host {
         masters.push(Arc::clone(&master));
         Ok((master, permit))
     }
+}
+
+/// What a host can separate sandboxes with.
+#[derive(Debug)]
+struct Offer {
+    isolation: Isolation,
+    capabilities: Capabilities,
+    /// Why it is the account alone.
+    no_bubblewrap: Option<String>,
 }
 
 /// Waiting for a link that was cut, which comes back, mostly.

@@ -29,8 +29,8 @@ use sandbox_conformance::{
     fake::DirectoryBackend,
 };
 use sandbox_core::{
-    Command, CreateSandbox, DownloadOptions, ErrorKind, GuestStream, Instance, Network, Result,
-    Sandbox, SandboxBackend, SandboxManager, ShellOptions, Suppressed, UploadOptions,
+    Command, CreateSandbox, DownloadOptions, Error, ErrorKind, GuestStream, Instance, Network,
+    Result, Sandbox, SandboxBackend, SandboxManager, ShellOptions, Suppressed, UploadOptions,
 };
 use sandbox_guest::{
     Done, Entry, ExitStatus, FileInfo, FileKind, ProcessExit, Request, Response, Started, Status,
@@ -38,7 +38,10 @@ use sandbox_guest::{
     frame::{self, Channel, Frame},
     mux, preamble,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    net::TcpStream,
+};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -172,7 +175,7 @@ struct Scene {
 }
 
 /// What a harness may ask of a sandbox.
-const OPERATIONS: usize = 12;
+const OPERATIONS: usize = 13;
 
 /// The one that reads a file into memory.
 const READ: usize = 5;
@@ -219,7 +222,8 @@ impl Scene {
             8 => files.write("x", vec![0; 100_000], sink).await,
             9 => files.upload(&local, "x", UploadOptions::new(), sink).await.map(drop),
             10 => files.download("x", &new, DownloadOptions::new()).await.map(drop),
-            _ => files.rename("x", "y", sink).await,
+            11 => files.rename("x", "y", sink).await,
+            _ => carry(&sandbox).await,
         }
     }
 
@@ -239,6 +243,26 @@ impl Scene {
         let manager = manager(&self.dir, &self.hostile).await;
         let sandbox = manager.open(self.sandbox.id().as_str()).await.unwrap();
         sandbox.destroy(&Suppressed).await.unwrap();
+    }
+}
+
+/// One connection to a port of the sandbox. It may be silent for as long as it likes; then its client goes.
+async fn carry(sandbox: &Sandbox) -> Result<()> {
+    let mut forward = sandbox.forward(([127, 0, 0, 1], 0), 80, &Suppressed).await?;
+    let mut socket = TcpStream::connect(forward.local_addr()).await.unwrap();
+    let _ = socket.write_all(b"input").await;
+    let mut piece = vec![0; 64 * 1024];
+    loop {
+        let read = tokio::time::timeout(FOR_EVER / 60, socket.read(&mut piece)).await;
+        match read {
+            Ok(Ok(0)) => return Ok(()),
+            Ok(Ok(_)) => {}
+            Err(_) => return Err(Error::new(ErrorKind::Timeout, "read", "nothing is said")),
+            Ok(Err(broken)) if forward.stats().refused == 0 => {
+                return Err(Error::io("read", "a connection", broken));
+            }
+            Ok(Err(_)) => return Err(forward.refused().await.unwrap()),
+        }
     }
 }
 
@@ -319,6 +343,8 @@ fn answers() -> Vec<Vec<u8>> {
         said(&Response::Entries(vec![Entry { name, info }; 3])),
         said(&Response::Processes(Vec::new())),
         said(&Response::Done(Done { bytes: u64::MAX })),
+        said(&Response::Connected),
+        [said(&Response::Connected), data(Channel::Out, 1000)].concat(),
         data(Channel::Out, 64 * 1024),
         data(Channel::Err, 10),
         data(Channel::In, 10),

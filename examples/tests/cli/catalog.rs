@@ -7,7 +7,7 @@ use crate::support::{Cli, backends};
 #[test]
 fn backends_tell_their_evidence() {
     let cli = Cli::new("ext.bwrap");
-    let told = cli.json(&["backends"]);
+    let told = cli.probes();
     for backend in backends() {
         let mine = told.as_array().unwrap().iter().find(|b| b["extension_id"] == backend).unwrap();
         assert_eq!(mine["available"], true, "{mine}");

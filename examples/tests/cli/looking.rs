@@ -61,7 +61,7 @@ fn the_hint_works_when_it_is_pasted() {
         let hints = ["ssh_one_liner", "local_exec_hint"];
         assert_eq!(hints.iter().filter(|hint| shown[**hint].is_string()).count(), 1, "{shown}");
         cli.sh("main", "echo from inside > /workspace/mark");
-        let hint = shown["local_exec_hint"].as_str().unwrap();
+        let hint = hints.iter().find_map(|hint| shown[*hint].as_str()).unwrap();
         // As it would be pasted: into a shell on a terminal.
         let typed = "cat /workspace/mark\nexit\n";
         let mut child = Command::new("script")
@@ -75,9 +75,12 @@ fn the_hint_works_when_it_is_pasted() {
         let said = said(&child.wait_with_output().unwrap());
         assert!(said.stdout.contains("from inside"), "{hint}: {said:?}");
         // Everything before its last word runs any other command.
-        let without = hint.strip_suffix("/bin/sh").unwrap().replace(" --tty", "");
+        let (without, after) = hint.rsplit_once("/bin/sh").unwrap();
+        let without = without.replace(" --tty", "").replacen("ssh -t ", "ssh ", 1);
         let run = |rest: &str| {
-            let line = format!("{without}{rest}");
+            // What a host's shell sees once more is in quotes.
+            let rest = if after.is_empty() { rest.to_owned() } else { rest.replace('\'', r"'\''") };
+            let line = format!("{without}{rest}{after}");
             crate::support::said(&Command::new("sh").args(["-c", &line]).output().unwrap())
         };
         assert_eq!(run("/bin/cat /workspace/mark").stdout, "from inside\n", "{hint}");

@@ -1,9 +1,12 @@
 //! The command line, each call a process of its own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod borrowed;
 mod catalog;
 mod exec;
 mod files;
+mod forward;
+mod hosts;
 mod life;
 mod looking;
 mod processes;

@@ -24,17 +24,41 @@ pub(crate) struct Said {
     pub(crate) stderr: String,
 }
 
-/// The backends that can be tried here. `scripts/containers` names a container engine and an image.
+/// Where the hosts of `scripts/hosts` are.
+const HOSTS: &str = "SANDBOX_SSH_HOSTS";
+
+/// The host that is used for every story.
+pub(crate) const HOST: &str = "near";
+
+/// The backends that can be tried here: `scripts/containers` names a container engine and an image,
+/// `scripts/hosts` other hosts. What must be tried is tried, or this fails.
 pub(crate) fn backends() -> Vec<&'static str> {
-    match std::env::var_os("SANDBOX_DOCKER_HOST") {
-        Some(_) => vec!["ext.bwrap", "ext.docker"],
-        None => vec!["ext.bwrap"],
+    let mut backends = vec!["ext.bwrap"];
+    for (backend, variable) in [("ext.docker", "SANDBOX_DOCKER_HOST"), ("ext.ssh", HOSTS)] {
+        match std::env::var_os(variable) {
+            Some(_) => backends.push(backend),
+            None => assert!(!is_required(backend), "{backend} is required: {variable} is not set"),
+        }
     }
+    backends
+}
+
+/// Whether a backend is one that the suite must not skip.
+fn is_required(backend: &str) -> bool {
+    let listed = std::env::var("SANDBOX_CONFORMANCE_REQUIRED").unwrap_or_default();
+    let subjects = listed.split(',').filter_map(|entry| entry.split(':').next());
+    subjects.into_iter().any(|subject| format!("ext.{subject}") == backend)
+}
+
+/// The directory of `scripts/hosts`, if it has been told.
+pub(crate) fn hosts() -> Option<PathBuf> {
+    backends().contains(&"ext.ssh").then(|| PathBuf::from(std::env::var_os(HOSTS).unwrap()))
 }
 
 /// Runs a story on every backend.
 pub(crate) fn on_each(story: impl Fn(&Cli)) {
     for backend in backends() {
+        println!("on {backend}");
         let cli = Cli::new(backend);
         story(&cli);
     }
@@ -63,8 +87,12 @@ impl Cli {
     /// What `create` is told, to use the backend.
     pub(crate) fn on(&self) -> Vec<String> {
         let mut on = vec!["--backend".to_owned(), self.backend.to_owned()];
-        if self.backend == "ext.docker" {
-            on.extend(["--image".to_owned(), std::env::var("SANDBOX_TEST_IMAGE").unwrap()]);
+        match self.backend {
+            "ext.docker" => {
+                on.extend(["--image".to_owned(), std::env::var("SANDBOX_TEST_IMAGE").unwrap()]);
+            }
+            "ext.ssh" => on.extend(["--host", HOST].map(str::to_owned)),
+            _ => {}
         }
         on
     }
@@ -75,6 +103,9 @@ impl Cli {
             .args(args)
             .env("SANDBOXER_STATE_DIR", self.dir.path().join("state"))
             .env_remove("SANDBOXER_PROFILES")
+            .env_remove("SANDBOXER_HOST")
+            .env_remove("SANDBOXER_ACCEPT_ACCOUNT")
+            .env_remove("SANDBOXER_SSH_CONFIG")
             .env_remove("DOCKER_HOST")
             .env_remove("DOCKER_CONTEXT")
             .stdin(Stdio::null())
@@ -82,6 +113,9 @@ impl Cli {
             .stderr(Stdio::piped());
         if let Some(host) = std::env::var_os("SANDBOX_DOCKER_HOST") {
             command.env("DOCKER_HOST", host);
+        }
+        if let Some(hosts) = std::env::var_os(HOSTS) {
+            command.env("SANDBOXER_SSH_CONFIG", Path::new(&hosts).join("config"));
         }
         command
     }
@@ -149,9 +183,17 @@ impl Cli {
         }
     }
 
+    /// What is told of the backends, with the host for those that have hosts.
+    pub(crate) fn probes(&self) -> Value {
+        match hosts() {
+            Some(_) => self.json(&["backends", "--host", HOST]),
+            None => self.json(&["backends"]),
+        }
+    }
+
     /// Whether the backend has a feature here.
     pub(crate) fn has(&self, feature: &str) -> bool {
-        let all = self.json(&["backends"]);
+        let all = self.probes();
         let mine = all.as_array().unwrap().iter().find(|b| b["extension_id"] == self.backend);
         mine.unwrap()["features"][feature]["level"] == "full"
     }

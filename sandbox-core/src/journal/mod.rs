@@ -134,6 +134,7 @@ impl Draft {
                 Known::ProcessStarted { .. }
                     | Known::ProcessExited { .. }
                     | Known::FileOperation { .. }
+                    | Known::PortForwarded { .. }
             )
         )
     }

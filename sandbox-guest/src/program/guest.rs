@@ -42,6 +42,8 @@ pub(crate) struct Guest {
     cpu: Mutex<Cpu>,
     /// A place for each watch of files.
     pub(crate) watches: Semaphore,
+    /// A place for each connection that is carried in.
+    pub(crate) forwards: Arc<Semaphore>,
     last_activity: Mutex<Instant>,
 }
 
@@ -92,6 +94,7 @@ impl Guest {
             cpu: Mutex::default(),
             oom: Mutex::new(Oom::new(oom)),
             watches: super::watch::places(),
+            forwards: super::forward::places(),
             last_activity: Mutex::new(Instant::now()),
         }
     }

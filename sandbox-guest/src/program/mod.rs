@@ -9,6 +9,7 @@ mod enter;
 mod exec;
 mod files;
 mod filter;
+mod forward;
 mod freeze;
 mod guest;
 mod harden;

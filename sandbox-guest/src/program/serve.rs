@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    attach, deadline, exec, files, freeze,
+    attach, deadline, exec, files, forward, freeze,
     guest::{Guest, failure, lock},
     sys::Pid,
     transfer, tree_transfer, usage, watch,
@@ -174,6 +174,10 @@ impl Connection {
             Request::Freeze => freeze::freeze(guest, self.number).await,
             Request::Thaw => freeze::thaw(guest),
             Request::File(file) => return self.file(file, stream).await,
+            Request::Connect { port } => match forward::connect(guest, port).await {
+                Ok(carried) => return carried.serve(stream).await,
+                Err(failure) => Err(failure),
+            },
             Request::Deadline { expires_at, lease_until } => {
                 guest.deadlines.send_modify(|now| now.set(expires_at, lease_until));
                 Ok(Response::Done(Done::default()))

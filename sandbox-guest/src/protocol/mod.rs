@@ -91,6 +91,13 @@ pub enum Request {
     Thaw,
     /// A file operation.
     File(FileRequest),
+    /// Connect to a TCP port of the loopback that the guest sees, and of nothing else. Answered by
+    /// [`Response::Connected`], data frames, and [`Response::Done`] when the service has said all; what the
+    /// client says are data frames and [`Input::End`]. A stream that ends before that was broken off.
+    Connect {
+        /// Which.
+        port: u16,
+    },
     /// When the guest must end by itself; what is not given stays as it is. Answered by
     /// [`Response::Done`].
     Deadline {
@@ -143,6 +150,8 @@ pub enum Response {
     Tree(TreeRecord),
     /// To [`FileRequest::Watch`].
     Events(Vec<FileEvent>),
+    /// To [`Request::Connect`].
+    Connected,
     /// The request is done.
     Done(Done),
     /// The request failed. The last message of its stream.
@@ -153,7 +162,7 @@ pub enum Response {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Input {
-    /// Standard input has ended.
+    /// Standard input has ended, or all that the client of a connection says.
     End,
     /// So many bytes of output have been taken, counted from the start of the process: the guest may
     /// forget them and send as far as these plus the window.

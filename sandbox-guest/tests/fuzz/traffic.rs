@@ -60,6 +60,8 @@ pub(crate) fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("hello", payload_of(&Request::Hello(Hello { client: "c".into(), instance: "i".into() }))),
         ("start", payload_of(&Request::Start(start))),
         ("status request", payload_of(&Request::Status)),
+        ("connect", payload_of(&Request::Connect { port: 8080 })),
+        ("connected", payload_of(&Response::Connected)),
         (
             "read",
             payload_of(&Request::File(FileRequest::Read {

@@ -7,6 +7,7 @@ mod detached;
 mod ends;
 mod events;
 mod files;
+mod forward;
 mod life;
 mod lifetime;
 mod limits;
@@ -80,6 +81,7 @@ pub fn all() -> Vec<Case> {
         limits::CASES,
         stats::CASES,
         network::CASES,
+        forward::CASES,
         safety::CASES,
         profiles::CASES,
         setup::CASES,

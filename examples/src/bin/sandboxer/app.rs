@@ -1,47 +1,23 @@
 //! What every command works with.
 
-use std::{
-    io::IsTerminal,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
 
-use sandbox_bwrap::BwrapBackend;
 use sandbox_core::{
-    EnvSecrets, Error, ErrorKind, ProfileCatalog, Sandbox, SandboxBackend, SandboxManager,
-    default_state_dir,
+    EnvSecrets, Error, ErrorKind, ProfileCatalog, Sandbox, SandboxManager, default_state_dir,
 };
-use sandbox_docker::DockerBackend;
-use sha2::{Digest, Sha256};
 
-use crate::progress::{ProgressSink, Pulls};
-
-/// Where a container engine listens if nobody says otherwise.
-const DOCKER_SOCKET: &str = "/var/run/docker.sock";
+use crate::{
+    backends::{Backends, Hosts},
+    progress::{ProgressSink, Pulls},
+};
 
 /// The settings of this call.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) state_dir: Option<PathBuf>,
     pub(crate) profiles_dir: Option<PathBuf>,
+    pub(crate) ssh_config: Option<PathBuf>,
     pub(crate) quiet: bool,
-}
-
-/// The backends that this host has the programs for, and why the others are not among them.
-#[derive(Debug, Default)]
-pub(crate) struct Backends {
-    pub(crate) there: Vec<Arc<dyn SandboxBackend>>,
-    pub(crate) missing: Vec<(&'static str, Error)>,
-}
-
-impl Backends {
-    fn add<B: SandboxBackend + 'static>(&mut self, id: &'static str, made: Result<B, Error>) {
-        match made {
-            Ok(backend) => self.there.push(Arc::new(backend)),
-            Err(error) => self.missing.push((id, error)),
-        }
-    }
 }
 
 /// Why a call failed, and what it exits with.
@@ -96,44 +72,19 @@ impl App {
         }
     }
 
-    pub(crate) fn backends(&self) -> Result<Backends, Fail> {
-        let state = self.state_dir()?;
-        let mut backends = Backends::default();
-        let bwrap = BwrapBackend::builder().state_dir(state.join("bwrap")).build();
-        backends.add("ext.bwrap", bwrap);
-        backends.add("ext.docker", self.docker(&state));
-        Ok(backends)
-    }
-
-    /// The container engine that the `docker` program would use, if there is one.
-    fn docker(&self, state: &Path) -> Result<DockerBackend, Error> {
-        let named = ["DOCKER_HOST", "DOCKER_CONTEXT"].iter().any(|v| std::env::var_os(v).is_some());
-        if !named && !Path::new(DOCKER_SOCKET).exists() {
-            let message = format!(
-                "there is no container engine: neither DOCKER_HOST nor DOCKER_CONTEXT is set, and there is \
-                 no {DOCKER_SOCKET}"
-            );
-            return Err(Error::new(ErrorKind::Unavailable, "connect", message));
-        }
-        // State directories see nothing of each other's containers.
-        use std::os::unix::ffi::OsStrExt;
-        let digest = Sha256::digest(state.as_os_str().as_bytes());
-        let scope: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let pulls = self.pulls();
-        DockerBackend::builder()
-            .scope(format!("sandboxer-{scope}"))
-            .on_pull(move |progress| pulls.tell(progress))
-            .build()
-    }
-
     /// Tells how the fetching of images goes on.
-    fn pulls(&self) -> Pulls {
+    pub(crate) fn pulls(&self) -> Pulls {
         Pulls::new(!self.quiet, std::io::stderr().is_terminal())
     }
 
-    /// A manager on the state directory.
+    /// A manager on the state directory, for the sandboxes that there are.
     pub(crate) async fn manager(&self) -> Result<SandboxManager, Fail> {
-        let Backends { there, missing } = self.backends()?;
+        self.manager_on(&Hosts::default()).await
+    }
+
+    /// A manager on the state directory that can make sandboxes on these hosts.
+    pub(crate) async fn manager_on(&self, hosts: &Hosts) -> Result<SandboxManager, Fail> {
+        let Backends { there, missing } = self.backends(hosts).await?;
         if there.is_empty() {
             let why: Vec<String> = missing.iter().map(|(id, why)| format!("{id}: {why}")).collect();
             return Err(Fail::new(1, format!("no backend can be used here: {}", why.join("; "))));

@@ -7,15 +7,18 @@ use sandbox_core::ProfileCatalog;
 use serde_json::{Value, json};
 
 use crate::{
-    app::{App, Backends, Fail},
+    app::{App, Fail},
+    backends::{Backends, Hosts, OnHost},
     output,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show what each backend can do on this host, with the evidence that was seen.
-    #[command(after_help = "Example:\n  sandboxer backends | jq '.[].features.network_deny'")]
-    Backends,
+    #[command(after_help = "Examples:
+  sandboxer backends | jq '.[].features.network_deny'
+  sandboxer backends --host me@build1")]
+    Backends(OnHost),
     /// Look at profiles.
     #[command(subcommand)]
     Profiles(Profiles),
@@ -37,7 +40,7 @@ pub(crate) enum Profiles {
 
 pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
     match command {
-        Command::Backends => output::document(&probes(app).await?),
+        Command::Backends(on) => output::document(&probes(app, &on.or([])).await?),
         Command::Profiles(Profiles::List) => {
             let profiles = app.profiles()?;
             let told = profiles.iter().map(|(profile, origin)| {
@@ -56,8 +59,8 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
 }
 
 /// What each backend can do, or why it can do nothing.
-pub(crate) async fn probes(app: &App) -> Result<Vec<Value>, Fail> {
-    let Backends { there, missing } = app.backends()?;
+pub(crate) async fn probes(app: &App, hosts: &Hosts) -> Result<Vec<Value>, Fail> {
+    let Backends { there, missing } = app.backends(hosts).await?;
     let mut told = Vec::new();
     for backend in there {
         let id = backend.id().extension();

@@ -191,7 +191,7 @@ async fn pass_on(sandbox: &Sandbox, mut process: Process, tty: bool) -> Result<u
 }
 
 /// Waits for somebody to end this process; the signal's number.
-async fn interrupted() -> u8 {
+pub(crate) async fn interrupted() -> u8 {
     let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
     let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
         return std::future::pending().await;

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::{
     app::{App, Fail},
+    backends::Hosts,
     catalog, output,
 };
 
@@ -37,28 +38,48 @@ pub(crate) struct ReapStale {
     /// Really remove it.
     #[arg(long)]
     apply: bool,
+    #[command(flatten)]
+    also: Also,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Also {
+    /// On this host too. Those that sandboxes of this state directory were asked for on are looked at
+    /// anyway.
+    #[arg(long, env = "SANDBOXER_HOST", value_name = "HOST")]
+    host: Option<String>,
+}
+
+impl Also {
+    fn hosts(self) -> Hosts {
+        let wanted = self.host.into_iter().collect();
+        Hosts { wanted, accept_account: false, of_the_past: true }
+    }
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Inspect {
     /// Show what this host can do, and what instances are on it.
     #[command(after_help = "Example:\n  sandboxer inspect host")]
-    Host,
+    Host(Also),
     /// List what is left over.
     #[command(after_help = "Example:\n  sandboxer inspect stale")]
-    Stale,
+    Stale(Also),
 }
 
 pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
     match command {
         Command::Expire { apply } => {
-            reap(app, policy(apply, None).only(LeftoverKind::Expired)).await
+            let policy = policy(apply, None).only(LeftoverKind::Expired);
+            reap(app, policy, &Hosts::default()).await
         }
-        Command::ReapStale(ReapStale { older_than, apply }) => {
-            reap(app, policy(apply, older_than)).await
+        Command::ReapStale(ReapStale { older_than, apply, also }) => {
+            reap(app, policy(apply, older_than), &also.hosts()).await
         }
-        Command::Inspect(Inspect::Stale) => reap(app, policy(false, None)).await,
-        Command::Inspect(Inspect::Host) => host(app).await,
+        Command::Inspect(Inspect::Stale(also)) => {
+            reap(app, policy(false, None), &also.hosts()).await
+        }
+        Command::Inspect(Inspect::Host(also)) => host(app, &also.hosts()).await,
     }
 }
 
@@ -70,8 +91,8 @@ fn policy(apply: bool, older_than: Option<Period>) -> ReapPolicy {
     }
 }
 
-async fn reap(app: &App, policy: ReapPolicy) -> Result<u8, Fail> {
-    let found = app.manager().await?.reap(policy, &app.sink()).await?;
+async fn reap(app: &App, policy: ReapPolicy, hosts: &Hosts) -> Result<u8, Fail> {
+    let found = app.manager_on(hosts).await?.reap(policy, &app.sink()).await?;
     output::document(&found)?;
     let failed = |leftover: &&Leftover| leftover.error.is_some();
     match found.iter().filter(failed).count() {
@@ -80,10 +101,17 @@ async fn reap(app: &App, policy: ReapPolicy) -> Result<u8, Fail> {
     }
 }
 
-async fn host(app: &App) -> Result<u8, Fail> {
-    let mut instances = Vec::new();
-    for backend in app.backends()?.there {
-        for found in backend.inventory().await? {
+async fn host(app: &App, hosts: &Hosts) -> Result<u8, Fail> {
+    let (mut instances, mut unknown) = (Vec::new(), Vec::new());
+    for backend in app.backends(hosts).await?.there {
+        let found = match backend.inventory().await {
+            Ok(found) => found,
+            Err(error) => {
+                unknown.push(json!({"backend": backend.id(), "error": error.to_string()}));
+                continue;
+            }
+        };
+        for found in found {
             instances.push(json!({
                 "backend": backend.id(),
                 "instance": found.instance.id,
@@ -100,7 +128,8 @@ async fn host(app: &App) -> Result<u8, Fail> {
         "architecture": std::env::consts::ARCH,
         "kernel": kernel.as_deref().map(str::trim),
         "state_dir": app.state_dir()?,
-        "backends": catalog::probes(app).await?,
+        "backends": catalog::probes(app, hosts).await?,
         "instances": instances,
+        "unknown": unknown,
     }))
 }

@@ -7,6 +7,7 @@ use sandbox_core::{
 
 use crate::{
     app::{App, Fail, usage},
+    backends::{Hosts, OnHost},
     output,
 };
 
@@ -17,7 +18,8 @@ pub(crate) enum Command {
     /// Prints its status when its guest has answered and its setup is done.
     #[command(after_help = "Examples:
   sandboxer create --profile profile.agent-dev --input repo=. --actor agt --project glas-harness
-  sandboxer create --name main --input repo=/src/app --ttl 2h")]
+  sandboxer create --name main --input repo=/src/app --ttl 2h
+  sandboxer create --host me@build1 --input repo=.")]
     Create(Create),
     /// End its processes and keep its files.
     #[command(after_help = "Example:\n  sandboxer stop main")]
@@ -109,9 +111,8 @@ pub(crate) struct Create {
     /// In which run of it.
     #[arg(long)]
     run_id: Option<String>,
-    /// On this host, for backends that have hosts.
-    #[arg(long)]
-    host: Option<String>,
+    #[command(flatten)]
+    on: OnHost,
     /// How long it lives: a number and s, m, h or d; never longer than the profile's maximum.
     #[arg(long)]
     ttl: Option<Period>,
@@ -187,6 +188,18 @@ pub(crate) async fn show(sandbox: &Sandbox) -> Result<u8, Fail> {
     output::document(&sandbox.status().await?)
 }
 
+/// The hosts that it may come to be on: the one that is named, else those of its profile.
+pub(crate) fn hosts_of(app: &App, create: &Create) -> Result<Hosts, Fail> {
+    let mut others = Vec::new();
+    if let Some(id) = &create.profile
+        // One that is unknown is told of when the sandbox is asked for.
+        && let Ok(profile) = app.profiles()?.get(id)
+    {
+        others.extend(profile.placement.prefer.iter().chain(&profile.placement.fallback).cloned());
+    }
+    Ok(create.on.clone().or(others))
+}
+
 /// What is asked for.
 pub(crate) fn request_of(create: Create) -> Result<(Option<String>, CreateSandbox), Fail> {
     let mut request = CreateSandbox { profile: create.profile, ..CreateSandbox::default() };
@@ -202,7 +215,7 @@ pub(crate) fn request_of(create: Create) -> Result<(Option<String>, CreateSandbo
     if let Some(image) = create.image {
         request = request.root(Root::Image(image));
     }
-    if let Some(host) = create.host {
+    if let Some(host) = create.on.host {
         request = request.host(host);
     }
     if let Some(ttl) = create.ttl {
@@ -213,8 +226,9 @@ pub(crate) fn request_of(create: Create) -> Result<(Option<String>, CreateSandbo
 }
 
 async fn make(app: &App, create: Create) -> Result<u8, Fail> {
+    let hosts = hosts_of(app, &create)?;
     let (name, request) = request_of(create)?;
-    let manager = app.manager().await?;
+    let manager = app.manager_on(&hosts).await?;
     let sink = app.sink();
     let sandbox = match &name {
         Some(name) => manager.acquire(name, request, &sink).await?,

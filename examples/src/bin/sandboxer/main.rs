@@ -8,9 +8,11 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs talk to people")]
 
 mod app;
+mod backends;
 mod catalog;
 mod exec;
 mod files;
+mod forward;
 mod housekeeping;
 mod life;
 mod looking;
@@ -38,6 +40,9 @@ struct Cli {
     /// A directory of profiles, which win over those that are shipped.
     #[arg(long, global = true, env = "SANDBOXER_PROFILES", value_name = "DIR")]
     profiles_dir: Option<PathBuf>,
+    /// The configuration of `ssh`, instead of the user's own.
+    #[arg(long, global = true, env = "SANDBOXER_SSH_CONFIG", value_name = "FILE")]
+    ssh_config: Option<PathBuf>,
     /// No progress, only errors.
     #[arg(long, short, global = true)]
     quiet: bool,
@@ -62,9 +67,13 @@ Example, one turn of an agent:
   sandboxer destroy main
 
 Environment:
-  SANDBOXER_STATE_DIR     where state is kept
-  SANDBOXER_PROFILES      a directory of profiles
-  SANDBOXER_SECRET_<REF>  the secret REF, if no variable REF is set";
+  SANDBOXER_STATE_DIR       where state is kept
+  SANDBOXER_PROFILES        a directory of profiles
+  SANDBOXER_SECRET_<REF>    the secret REF, if no variable REF is set
+  SANDBOXER_HOST            --host, where that is not given: sandboxes are made there, over SSH
+  SANDBOXER_ACCEPT_ACCOUNT  1 is --accept-account-as-isolation
+  SANDBOXER_SSH_CONFIG      the configuration of `ssh`; without it, the user's own
+  DOCKER_HOST, DOCKER_CONTEXT  the container engine, as the `docker` program takes them";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -76,6 +85,8 @@ enum Command {
     Processes(processes::Command),
     #[command(flatten)]
     Files(files::Command),
+    #[command(flatten)]
+    Forward(forward::Command),
     #[command(flatten)]
     Snapshots(snapshots::Command),
     #[command(flatten)]
@@ -114,12 +125,14 @@ fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<u8, Fail> {
-    let app = App { state_dir: cli.state_dir, profiles_dir: cli.profiles_dir, quiet: cli.quiet };
-    match cli.command {
+    let Cli { state_dir, profiles_dir, ssh_config, quiet, command } = cli;
+    let app = App { state_dir, profiles_dir, ssh_config, quiet };
+    match command {
         Command::Life(command) => life::run(&app, command).await,
         Command::Exec(command) => exec::run(&app, command).await,
         Command::Processes(command) => processes::run(&app, command).await,
         Command::Files(command) => files::run(&app, command).await,
+        Command::Forward(command) => forward::run(&app, command).await,
         Command::Snapshots(command) => snapshots::run(&app, command).await,
         Command::Looking(command) => looking::run(&app, command).await,
         Command::Housekeeping(command) => housekeeping::run(&app, command).await,

@@ -126,8 +126,9 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
         Command::Import { file, create } => {
             let archive = tokio::fs::File::open(&file).await;
             let archive = archive.map_err(|e| Fail::new(1, format!("{}: {e}", file.display())))?;
+            let hosts = life::hosts_of(app, &create)?;
             let (name, request) = life::request_of(create)?;
-            let manager = app.manager().await?;
+            let manager = app.manager_on(&hosts).await?;
             let made = manager.import(name.as_deref(), request, archive, &app.sink()).await?;
             life::show(&made).await
         }
