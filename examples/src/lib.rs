@@ -6,6 +6,7 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+pub mod custom_backend;
 pub mod fingerprint;
 pub mod project;
 pub mod scene;

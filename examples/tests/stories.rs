@@ -27,6 +27,11 @@ fn another_harness_takes_over() {
 }
 
 #[test]
+fn a_backend_of_ones_own_is_used_as_any() {
+    tell(env!("CARGO_BIN_EXE_custom_backend"));
+}
+
+#[test]
 fn turns_are_streamed_over_http() {
     tell(env!("CARGO_BIN_EXE_http_harness"));
 }

@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use sandbox_guest::Setup as GuestSetup;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -232,6 +233,26 @@ impl Provision {
             expires_at: None,
             lease_until: None,
             idle_limit: None,
+        }
+    }
+
+    /// What every guest of this instance is told at its start: which instance it is, the spec's
+    /// environment, and when it must end. How it is reached, its workspace and what it does to the
+    /// filesystem first are the backend's to add.
+    ///
+    /// What the backend wants in the environment where the spec says nothing goes before what is there:
+    /// of two variables with one name, the later counts.
+    #[must_use]
+    pub fn guest_setup(&self) -> GuestSetup {
+        let milliseconds = |at: Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
+        let whole = |limit: Duration| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        GuestSetup {
+            instance: self.instance.to_string(),
+            env: self.spec.env.clone().into_iter().collect(),
+            expires_at: self.expires_at.map(milliseconds),
+            lease_until: self.lease_until.map(milliseconds),
+            idle_ms: self.idle_limit.map(whole),
+            ..GuestSetup::default()
         }
     }
 }

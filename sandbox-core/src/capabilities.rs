@@ -94,6 +94,28 @@ pub enum Feature {
     RemoteWorkspace,
 }
 
+impl Feature {
+    /// Every feature.
+    pub const ALL: [Self; 16] = [
+        Self::NetworkDeny,
+        Self::NetworkHost,
+        Self::LimitPids,
+        Self::LimitMemory,
+        Self::LimitCpu,
+        Self::Snapshot,
+        Self::SnapshotLive,
+        Self::SparseSnapshots,
+        Self::Pause,
+        Self::Stop,
+        Self::Users,
+        Self::SyscallFilter,
+        Self::ProcessIsolation,
+        Self::Pty,
+        Self::OwnKernel,
+        Self::Images,
+    ];
+}
+
 /// How far something is supported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Support {
@@ -153,6 +175,16 @@ impl Capabilities {
         self
     }
 
+    /// The same, and none of the features that nothing was said of, for this reason.
+    #[must_use]
+    pub fn with_nothing_else(mut self, evidence: &str) -> Self {
+        for feature in Feature::ALL {
+            let none = || Support { level: Level::None, evidence: evidence.to_owned() };
+            self.features.entry(feature).or_insert_with(none);
+        }
+        self
+    }
+
     /// How far a feature is supported; one that nobody looked into is not.
     #[must_use]
     pub fn level(&self, feature: Feature) -> Level {
@@ -181,6 +213,18 @@ impl fmt::Display for Isolation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nothing_was_said_of_can_be_said_at_once() {
+        let found = Capabilities::new(BackendId::new("x"), "1")
+            .with(Feature::Stop, Level::Full, "seen")
+            .with_nothing_else("a directory");
+        assert_eq!(found.level(Feature::Stop), Level::Full);
+        assert_eq!(found.evidence(Feature::Stop), "seen");
+        assert_eq!(found.level(Feature::Pause), Level::None);
+        assert_eq!(found.evidence(Feature::Pause), "a directory");
+        assert_eq!(found.features.len(), Feature::ALL.len());
+    }
 
     #[test]
     fn isolation_is_what_the_features_say() {

@@ -218,6 +218,28 @@ pub enum Known {
         /// Where.
         local: SocketAddr,
     },
+    /// A process of the sandbox wanted to connect to the outside, and may: the first time for this
+    /// destination.
+    EgressAllowed {
+        /// The host's name, or its address.
+        host: String,
+        /// The port there.
+        port: u16,
+        /// The pattern that allows it.
+        pattern: String,
+    },
+    /// One that may not, likewise.
+    EgressDenied {
+        /// The host, as the process named it.
+        host: String,
+        /// The port there.
+        port: u16,
+        /// Why not.
+        reason: String,
+        /// There have been so many that no further ones are told.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        last_told: bool,
+    },
     /// It ends by itself later than it would have.
     TtlExtended {
         /// Then.
@@ -338,6 +360,8 @@ const KNOWN: &[&str] = &[
     "process_exited",
     "file_operation",
     "port_forwarded",
+    "egress_allowed",
+    "egress_denied",
     "ttl_extended",
     "expired",
     "lost",

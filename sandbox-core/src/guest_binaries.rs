@@ -117,6 +117,56 @@ impl GuestBinary {
     pub fn checksum(&self) -> &str {
         &self.checksum
     }
+
+    /// Writes it into a directory of this host, unless it is there, and returns its path. Whoever comes
+    /// first writes it, whole or not at all; when this returns it can be run.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written, or does not run there.
+    pub fn install(&self, dir: &Path) -> Result<PathBuf> {
+        let path = dir.join(format!("sandbox-guest-{}", self.checksum));
+        if path.exists() {
+            return Ok(path);
+        }
+        let making = dir.join(format!(".new-{}", crate::InstanceId::new()));
+        let made = self.write(&making).and_then(|()| std::fs::rename(&making, &path));
+        if made.is_err() {
+            let _ = std::fs::remove_file(&making);
+        }
+        let what = || format!("the guest program {}", path.display());
+        made.map_err(|error| Error::io("install the guest program", what(), error))?;
+        Ok(path)
+    }
+
+    fn write(&self, path: &Path) -> std::io::Result<()> {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(path, &self.bytes)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
+        if self.arch == std::env::consts::ARCH { until_it_runs(path) } else { Ok(()) }
+    }
+}
+
+/// What another thread forks while the program is written has it open for writing until it starts a program
+/// of its own, and what is open for writing cannot be run.
+fn until_it_runs(program: &Path) -> std::io::Result<()> {
+    use std::{io::ErrorKind::ExecutableFileBusy, process::Command, time::Duration};
+    let run = || Command::new(program).arg("--version").output();
+    let ran = (0..1000).find_map(|_| match run() {
+        Err(error) if error.kind() == ExecutableFileBusy => {
+            std::thread::sleep(Duration::from_millis(1));
+            None
+        }
+        ran => Some(ran),
+    });
+    match ran {
+        Some(Ok(output)) if !output.status.success() => {
+            Err(std::io::Error::other(format!("it does not run here ({})", output.status)))
+        }
+        Some(Ok(_)) => Ok(()),
+        Some(Err(error)) => Err(error),
+        None => Err(ExecutableFileBusy.into()),
+    }
 }
 
 impl std::fmt::Debug for GuestBinary {
@@ -149,6 +199,25 @@ mod tests {
         bytes[..4].copy_from_slice(b"\x7fELF");
         bytes[18..].copy_from_slice(&machine.to_le_bytes());
         bytes
+    }
+
+    #[test]
+    fn the_program_is_installed_once_and_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = sandbox_guest::bundled().unwrap();
+        let mut binaries = GuestBinaries::none();
+        binaries.add(std::env::consts::ARCH, bytes.into()).unwrap();
+        let guest = binaries.get(std::env::consts::ARCH).unwrap();
+        let paths: Vec<PathBuf> = std::thread::scope(|scope| {
+            let all: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| guest.install(dir.path()).unwrap())).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(paths.iter().all(|path| *path == paths[0]));
+        assert_eq!(std::fs::read(&paths[0]).unwrap(), bytes);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        let error = guest.install(&dir.path().join("nowhere")).unwrap_err();
+        assert!(error.to_string().contains("the guest program"), "{error}");
     }
 
     #[test]

@@ -33,6 +33,8 @@
 mod backend;
 mod capabilities;
 mod command;
+pub mod directories;
+mod egress;
 mod error;
 mod event;
 mod exec;
@@ -101,6 +103,7 @@ pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityRep
 pub use record::{SandboxState, Snapshot};
 pub use route::Strategy;
 pub use sandbox::Sandbox;
+pub use sandbox_guest::Setup as GuestSetup;
 pub use secret::{EnvSecrets, Secret, Secrets};
 pub use shell::{SHELL_TEXT_LIMIT, Shell, ShellCommand, ShellOptions};
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};

@@ -1,6 +1,6 @@
 //! What a sandbox is: the fold of its history, and nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -76,6 +76,15 @@ pub(crate) struct Record {
     pub(crate) since: u64,
     /// The detached processes: those that have not ended, and the latest that have.
     pub(crate) detached: BTreeMap<ProcessId, Detached>,
+    /// Where its processes wanted to connect to.
+    pub(crate) egress: Destinations,
+}
+
+/// Hosts and ports outside that processes wanted to connect to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Destinations {
+    pub(crate) allowed: BTreeSet<(String, u16)>,
+    pub(crate) denied: BTreeSet<(String, u16)>,
 }
 
 /// What the history says about a detached process.
@@ -152,6 +161,7 @@ impl Record {
             open: Some(Intent::Create),
             since: 0,
             detached: BTreeMap::new(),
+            egress: Destinations::default(),
         };
         record.apply_all(rest);
         Some(record)
@@ -175,6 +185,12 @@ impl Record {
             | Known::ProcessStarted { detached: false, .. }
             | Known::FileOperation { .. }
             | Known::PortForwarded { .. } => {}
+            Known::EgressAllowed { host, port, .. } => {
+                self.egress.allowed.insert((host.clone(), *port));
+            }
+            Known::EgressDenied { host, port, .. } => {
+                self.egress.denied.insert((host.clone(), *port));
+            }
             Known::ProcessStarted { process, argv, detached: true } => {
                 let detached = Detached {
                     hash: hash_of(argv),

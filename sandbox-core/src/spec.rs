@@ -56,6 +56,10 @@ pub struct SandboxSpec {
     pub mounts: Vec<Mount>,
     /// What can be reached.
     pub network: Network,
+    /// Hosts that are let through all the same where the network is denied; see
+    /// [`CreateSandbox::egress`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
     /// What may be used.
     pub limits: Limits,
     /// Added to the environment of every process.
@@ -379,6 +383,20 @@ impl CreateSandbox {
         self
     }
 
+    /// Let its processes connect to this host, although they have no network: `crates.io`, `*.crates.io`
+    /// (every name below it), an address; each perhaps with `:port`, else for the ports 80 and 443.
+    ///
+    /// They do that through a proxy for HTTP and `CONNECT`, of which the usual environment variables
+    /// (`HTTPS_PROXY` …) tell them. The harness decides and connects, from its own host; while none is
+    /// connected to the sandbox, nobody is let through. A name that is allowed is let through to addresses
+    /// of the public internet only; one of another network has to be named itself. What goes over a
+    /// connection is not looked at.
+    #[must_use]
+    pub fn egress(mut self, pattern: impl Into<String>) -> Self {
+        self.spec.egress.push(pattern.into());
+        self
+    }
+
     /// At most so many processes and threads.
     #[must_use]
     pub fn pids(mut self, pids: u64) -> Self {
@@ -499,6 +517,7 @@ impl SandboxSpec {
                 return Err(invalid(format!("{key:?} cannot be an environment variable")));
             }
         }
+        crate::manager::egress::check(&self)?;
         let Limits { pids, memory, cpu_millis, .. } = self.limits;
         if pids == Some(0) || memory == Some(0) || cpu_millis == Some(0) {
             return Err(invalid(
@@ -596,6 +615,9 @@ mod tests {
         let b =
             CreateSandbox::new().pids(20).env("A", "1").env("B", "2").network(Network::Host).spec;
         assert_eq!(a.differences(&b), ["env.B", "limits.pids", "network"]);
+        let c = CreateSandbox::new().pids(10).env("A", "1").egress("crates.io").spec;
+        assert_eq!(a.differences(&c), ["egress"]);
+        assert_ne!(a.fingerprint(), c.fingerprint());
         assert!(a.differences(&a).is_empty());
     }
 
@@ -638,6 +660,12 @@ mod tests {
             ),
             (CreateSandbox::new().env("A=B", ""), ErrorKind::InvalidSpec, "\"A=B\""),
             (CreateSandbox::new().pids(0), ErrorKind::InvalidSpec, "limit of 0"),
+            (CreateSandbox::new().egress("*"), ErrorKind::InvalidSpec, "allow the network"),
+            (
+                CreateSandbox::new().egress("a").network(Network::Host),
+                ErrorKind::InvalidSpec,
+                "where the network is denied",
+            ),
         ] {
             let error = request.spec.resolved().unwrap_err();
             assert_eq!(error.kind(), kind, "{error}");

@@ -10,6 +10,7 @@
 //! channel. Process streams add windows and offsets, so that a cut connection loses and doubles nothing.
 
 mod bundled;
+mod carry;
 mod content;
 pub mod frame;
 pub mod mux;
@@ -18,11 +19,12 @@ mod protocol;
 pub mod tree;
 
 pub use bundled::bundled;
+pub use carry::carry;
 pub use content::ContentHash;
 pub use protocol::{
-    Bytes, DEFAULT_WINDOW, Done, Entry, Existing, ExitStatus, Failure, FailureKind, FileEvent,
-    FileInfo, FileKind, FileRequest, Hello, Input, KeptOutput, MAX_KEPT_OUTPUT, MountStep, Output,
-    PROTOCOL_VERSION, ProcessExit, ProcessInfo, ProcessLimits, ProcessState, PtySize, Request,
-    Response, SHELL_INPUT_WINDOW, Setup, ShellDone, ShellEvent, ShellRequest, Start, Started,
-    Status, TreeMeta, TreeRecord, Welcome, errno_text,
+    Bytes, DEFAULT_WINDOW, Done, EgressCall, EgressRequest, Entry, Existing, ExitStatus, Failure,
+    FailureKind, FileEvent, FileInfo, FileKind, FileRequest, Hello, Input, KeptOutput,
+    MAX_KEPT_OUTPUT, MountStep, Output, PROTOCOL_VERSION, ProcessExit, ProcessInfo, ProcessLimits,
+    ProcessState, PtySize, Request, Response, SHELL_INPUT_WINDOW, Setup, ShellDone, ShellEvent,
+    ShellRequest, Start, Started, Status, TreeMeta, TreeRecord, Welcome, errno_text,
 };

@@ -4,10 +4,8 @@
 //! what passes on it does so without the help of containers and namespaces.
 
 use std::{
-    collections::{BTreeSet, HashSet},
-    ffi::OsString,
+    collections::HashSet,
     fs, io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
@@ -18,12 +16,11 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
-    BackendId, Capabilities, Change, ChangeKind, Error, ErrorKind, Feature, Found, GuestBinaries,
-    GuestStream, Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability,
-    Result, Root, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage,
-    WorkspaceMode,
+    BackendId, Capabilities, Change, Error, ErrorKind, Feature, Found, GuestBinaries, GuestStream,
+    Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability, Result, Root,
+    SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken, Usage, WorkspaceMode,
+    directories,
 };
-use sandbox_guest::Setup;
 
 const ID: &str = "directory";
 
@@ -131,23 +128,16 @@ impl DirectoryBackend {
     fn launch(&self, dir: &Path, request: &Provision) -> Result<()> {
         let program = self.program()?;
         let path = |name: &str| dir.join(name).to_string_lossy().into_owned();
-        let milliseconds = |at: Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
-        let mut env = vec![
-            ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
-            ("HOME".to_owned(), path("workspace")),
-            (MARK.to_owned(), request.instance.to_string()),
-            (STATE_MARK.to_owned(), self.state.to_string_lossy().into_owned()),
+        let mut setup = request.guest_setup();
+        setup.listen_path = Some(path("socket"));
+        setup.workspace = path("workspace");
+        let base = [
+            ("PATH", "/usr/local/bin:/usr/bin:/bin".to_owned()),
+            ("HOME", path("workspace")),
+            (MARK, request.instance.to_string()),
+            (STATE_MARK, self.state.to_string_lossy().into_owned()),
         ];
-        env.extend(request.spec.env.clone());
-        let setup = Setup {
-            instance: request.instance.to_string(),
-            listen_path: Some(path("socket")),
-            workspace: path("workspace"),
-            env,
-            expires_at: request.expires_at.map(milliseconds),
-            lease_until: request.lease_until.map(milliseconds),
-            ..Setup::default()
-        };
+        setup.env.splice(0..0, base.map(|(key, value)| (key.to_owned(), value)));
         let log = dir.join("log");
         let start = || {
             fs::write(dir.join("setup.json"), serde_json::to_vec(&setup)?)?;
@@ -156,7 +146,7 @@ impl DirectoryBackend {
             command.env_clear();
             command.env(MARK, request.instance.as_str()).env(STATE_MARK, &*self.state);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
-            let mut child = spawn(&mut command)?;
+            let mut child = command.spawn()?;
             fs::write(dir.join("guest"), identity(child.id()).unwrap_or_default())?;
             // It may outlive this process, which reaps it if it does not.
             std::thread::spawn(move || child.wait());
@@ -177,19 +167,8 @@ impl DirectoryBackend {
 
     /// The guest program, written once for this state directory.
     fn program(&self) -> Result<PathBuf> {
-        let binary = GuestBinaries::standard()?.get(std::env::consts::ARCH)?;
-        let path = self.state.join(format!("guest-{}", binary.checksum()));
-        if !path.exists() {
-            let write = || {
-                fs::create_dir_all(&*self.state)?;
-                let new = tempfile::NamedTempFile::new_in(&*self.state)?;
-                fs::write(new.path(), binary.bytes())?;
-                fs::set_permissions(new.path(), fs::Permissions::from_mode(0o755))?;
-                new.into_temp_path().persist(&path).map_err(|error| error.error)
-            };
-            write().map_err(at("write the guest program", &path))?;
-        }
-        Ok(path)
+        fs::create_dir_all(&*self.state).map_err(at("prepare", &self.state))?;
+        GuestBinaries::standard()?.get(std::env::consts::ARCH)?.install(&self.state)
     }
 
     /// Ends everything of an instance.
@@ -264,25 +243,13 @@ impl SandboxBackend for DirectoryBackend {
     async fn probe(&self) -> Result<Capabilities> {
         let no = "sandboxes are ordinary processes in ordinary directories";
         let mut found = Capabilities::new(self.id(), "directories");
-        for feature in [
-            Feature::NetworkDeny,
-            Feature::LimitPids,
-            Feature::LimitMemory,
-            Feature::LimitCpu,
-            Feature::Pause,
-            Feature::Users,
-            Feature::SyscallFilter,
-            Feature::ProcessIsolation,
-        ] {
-            found = found.with(feature, Level::None, no);
-        }
         for feature in [Feature::NetworkHost, Feature::Stop, Feature::Pty] {
             found = found.with(feature, Level::Full, no);
         }
         for feature in [Feature::Snapshot, Feature::SnapshotLive, Feature::SparseSnapshots] {
             found = found.with(feature, Level::Full, "the directory is copied");
         }
-        Ok(found)
+        Ok(found.with_nothing_else(no))
     }
 
     async fn provision(&self, request: &Provision) -> Result<Instance> {
@@ -351,7 +318,7 @@ impl SandboxBackend for DirectoryBackend {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         let files = Self::files_of(snapshot)?;
-        self.blocking(move |_| measure(&files).map_err(at("measure", &files))).await
+        self.blocking(move |_| directories::size(&files).map_err(at("measure", &files))).await
     }
 
     async fn changes(
@@ -364,10 +331,8 @@ impl SandboxBackend for DirectoryBackend {
         self.blocking(move |this| {
             let marks = this.marks(&dir).map_err(at("changes", &dir))?;
             let then = then.or(marks.request.spec.workspace);
-            let mut found = Vec::new();
-            compare(&now, then.as_deref(), Path::new("/workspace"), &mut found)
-                .map_err(at("changes", &now))?;
-            Ok(found)
+            directories::compare(&now, then.as_deref(), Path::new("/workspace"))
+                .map_err(at("changes", &now))
         })
         .await
     }
@@ -381,7 +346,7 @@ impl SandboxBackend for DirectoryBackend {
             }
             let mut usage = Usage::default();
             // All of its directory is its own: a copy.
-            usage.disk = measure(&workspace).ok();
+            usage.disk = directories::size(&workspace).ok();
             Ok(usage)
         })
         .await
@@ -443,47 +408,6 @@ impl SandboxBackend for DirectoryBackend {
     }
 }
 
-/// What is in one directory, and was not so in another, which there need not be.
-fn compare(
-    now: &Path,
-    then: Option<&Path>,
-    shown: &Path,
-    found: &mut Vec<Change>,
-) -> io::Result<()> {
-    let names = |dir: Option<&Path>| -> io::Result<BTreeSet<OsString>> {
-        let entries = match dir.map(fs::read_dir).transpose() {
-            // Closed even to its owner: what is in it cannot be told.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
-            entries => entries?,
-        };
-        entries.into_iter().flatten().map(|entry| Ok(entry?.file_name())).collect()
-    };
-    let looks = |path: &Path| {
-        let found = fs::symlink_metadata(path)?;
-        let time = (found.mtime(), found.mtime_nsec(), found.size());
-        // A directory's own time and size tell of its entries.
-        io::Result::Ok((found.mode(), (!found.is_dir()).then_some(time)))
-    };
-    for name in names(Some(now))?.union(&names(then)?) {
-        let (path, shown) = (now.join(name), shown.join(name));
-        let is = looks(&path).ok();
-        let old = then.map(|then| then.join(name));
-        let was = old.as_deref().and_then(|old| looks(old).ok());
-        let kind = match (is, was) {
-            (Some(is), Some(was)) if is == was => None,
-            (Some(_), Some(_)) => Some(ChangeKind::Modified),
-            (Some(_), None) => Some(ChangeKind::Added),
-            (None, _) => Some(ChangeKind::Deleted),
-        };
-        found.extend(kind.map(|kind| Change { path: shown.clone(), kind }));
-        if is.is_some_and(|(_, time)| time.is_none()) {
-            let old = old.filter(|_| was.is_some_and(|(_, time)| time.is_none()));
-            compare(&path, old.as_deref(), &shown, found)?;
-        }
-    }
-    Ok(())
-}
-
 /// What cannot be had here is refused.
 fn refuse(request: &Provision) -> Result<()> {
     let spec = &request.spec;
@@ -496,8 +420,6 @@ fn refuse(request: &Provision) -> Result<()> {
         "an ordinary process has no filesystem of its own"
     } else if spec.workspace_mode != WorkspaceMode::Private {
         "the workspace is always a copy here"
-    } else if request.idle_limit.is_some() {
-        "the guest is not told of an idle limit"
     } else {
         return Ok(());
     };
@@ -518,18 +440,6 @@ fn remove(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
-    }
-}
-
-/// Another thread may just fork with the program still open for writing.
-fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
-    loop {
-        match command.spawn() {
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            spawned => return spawned,
-        }
     }
 }
 
@@ -584,21 +494,4 @@ fn marked(mark: &str) -> io::Result<Vec<Pid>> {
 
 fn at<'a>(operation: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
     move |error| Error::io(operation, path.display().to_string(), error)
-}
-
-/// What a directory takes on disk, in bytes.
-fn measure(path: &Path) -> io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let found = fs::symlink_metadata(path)?;
-    let mut total = found.blocks() * 512;
-    if found.is_dir() {
-        for entry in fs::read_dir(path)? {
-            total += match measure(&entry?.path()) {
-                // Removed meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-                size => size?,
-            };
-        }
-    }
-    Ok(total)
 }

@@ -1,17 +1,23 @@
 //! A connection to one instance's guest.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use sandbox_guest::{
-    Failure, FailureKind, Hello, Request, Response, Welcome,
+    EgressRequest, Failure, FailureKind, Hello, Request, Response, Welcome,
     frame::{self, Frame},
     mux::{self, Mux, Stream},
     preamble,
 };
 
-use tokio::io::AsyncRead;
+use tokio::{io::AsyncRead, task::AbortHandle};
 
-use crate::{Error, ErrorKind, GuestStream, InstanceId, Result};
+use crate::{
+    Error, ErrorKind, GuestStream, InstanceId, Result,
+    egress::{self, Rules, Told},
+};
 
 /// How long a guest may take to answer when it is first spoken to: it may be setting itself up.
 const GREETING: Duration = Duration::from_secs(30);
@@ -24,6 +30,16 @@ const ANSWER: Duration = Duration::from_secs(30);
 pub(crate) struct Link {
     mux: Mux,
     instance: InstanceId,
+    /// What answers the guest that asks for connections to the outside.
+    egress: Mutex<Option<AbortHandle>>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(serving) = &*self.egress.lock().unwrap_or_else(PoisonError::into_inner) {
+            serving.abort();
+        }
+    }
 }
 
 impl Link {
@@ -31,7 +47,8 @@ impl Link {
     pub(crate) async fn connect(mut stream: GuestStream, instance: &InstanceId) -> Result<Self> {
         let greet = async {
             preamble::exchange(&mut stream).await.map_err(broken)?;
-            let link = Self { mux: mux::client(stream), instance: instance.clone() };
+            let (mux, instance) = (mux::client(stream), instance.clone());
+            let link = Self { mux, instance, egress: Mutex::default() };
             link.greet().await?;
             Ok(link)
         };
@@ -72,6 +89,23 @@ impl Link {
         frame::write_message(&mut stream, &request).await.map_err(broken)?;
         self.mux.kick();
         Ok(stream)
+    }
+
+    /// Lets the sandbox's processes connect to where these rules allow it, as long as this connection lives.
+    pub(crate) async fn serve_egress(&self, rules: Rules, told: Arc<dyn Told>) -> Result<()> {
+        let stream = answered(async {
+            let mut stream = self.open(Request::Egress(EgressRequest::Serve)).await?;
+            match response(&mut stream).await? {
+                Response::Done(_) => Ok(stream),
+                other => Err(unexpected(&other)),
+            }
+        });
+        let serving = tokio::spawn(egress::serve(self.mux.clone(), stream.await?, rules, told));
+        let mut slot = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = slot.replace(serving.abort_handle()) {
+            before.abort();
+        }
+        Ok(())
     }
 
     /// A request with a single answer, within a bounded time.

@@ -135,6 +135,8 @@ impl Draft {
                     | Known::ProcessExited { .. }
                     | Known::FileOperation { .. }
                     | Known::PortForwarded { .. }
+                    | Known::EgressAllowed { .. }
+                    | Known::EgressDenied { .. }
             )
         )
     }

@@ -8,7 +8,7 @@ use std::{
 use sandbox_guest::Request;
 
 use super::{
-    Call, Inner, Recorder, SandboxManager, life,
+    Call, Inner, Recorder, SandboxManager, egress, life,
     lifetime::{self, later},
     setup,
     shared::{connect, running_instance},
@@ -317,7 +317,7 @@ pub(super) async fn make_instance(
     secrets: &setup::Resolved,
 ) -> Result<(Instance, Link, Option<Reachability>)> {
     let begun = Instant::now();
-    let made = provision_and_greet(backend, provision).await?;
+    let made = provision_and_greet(recorder, backend, provision).await?;
     let (instance, link, _) = &made;
     let creation = begun.elapsed();
     let round_trip = measure(link).await;
@@ -342,6 +342,7 @@ async fn measure(link: &Link) -> Option<Duration> {
 
 /// An instance whose guest has answered. After an error nothing of it is left.
 pub(super) async fn provision_and_greet(
+    recorder: &Recorder,
     backend: &dyn SandboxBackend,
     provision: &Provision,
 ) -> Result<(Instance, Link, Option<Reachability>)> {
@@ -349,6 +350,7 @@ pub(super) async fn provision_and_greet(
     let instance = backend.provision(provision).await.map_err(named)?;
     let greeted = async {
         let link = connect(backend, &instance).await?;
+        egress::serve(&recorder.inner, &recorder.shared, &link, &provision.spec).await?;
         Ok((link, reachability(backend, &instance).await))
     };
     match greeted.await {

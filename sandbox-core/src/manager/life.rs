@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Inner, Recorder, Shared,
     create::{make_instance, provision_and_greet, reachability},
-    ends, setup,
+    egress, ends, setup,
     shared::{connect, refuse_borrowed, running_instance},
 };
 use crate::{
@@ -48,7 +48,12 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
     request.instance = instance.id.clone();
     let started = async {
         let instance = backend.start(&instance, &request).await?;
-        match connect(&*backend, &instance).await {
+        let linked = async {
+            let link = connect(&*backend, &instance).await?;
+            egress::serve(&inner, &shared, &link, &record.spec).await?;
+            Ok(link)
+        };
+        match linked.await {
             Ok(link) => Ok((instance, link)),
             Err(error) => {
                 backend.stop(&instance).await?;
@@ -155,7 +160,7 @@ pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> 
                 Known::RewindRequested { snapshot: snapshot.clone(), instance, generation };
             recorder.record(requested).await?;
             let backend = inner.backend(&latest.data.backend)?;
-            let made = provision_and_greet(&*backend, &provision).await;
+            let made = provision_and_greet(recorder, &*backend, &provision).await;
             let (instance, link, _) = settle(recorder, "restore", made).await?;
             (instance, link, generation, Some(snapshot), "restored from its latest snapshot")
         }

@@ -5,6 +5,7 @@ mod attach;
 mod builder;
 mod call;
 mod create;
+pub(crate) mod egress;
 pub(crate) mod ends;
 mod life;
 mod lifetime;

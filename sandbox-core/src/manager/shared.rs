@@ -9,7 +9,7 @@ use std::{
 use sandbox_guest::{Request, Response};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Inner, Recorder, ends, life, lifetime};
+use super::{Inner, Recorder, egress, ends, life, lifetime};
 use crate::{
     BackendId, Draft, Error, ErrorKind, Instance, Known, Lifetime, ProcessId, Result,
     SandboxBackend, SandboxEvent, SandboxId, SandboxState, guest::Link, record::Record,
@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(super) arrived: Notify,
     /// The detached processes whose ends are waited for.
     watched: Mutex<HashSet<ProcessId>>,
+    /// Held by whoever looks whether a destination is in the history, and records it.
+    pub(super) telling_egress: tokio::sync::Mutex<()>,
 }
 
 /// An event that its sink has not taken yet.
@@ -60,6 +62,7 @@ impl Shared {
             delivering: tokio::sync::Mutex::default(),
             arrived: Notify::new(),
             watched: Mutex::default(),
+            telling_egress: tokio::sync::Mutex::default(),
         }
     }
 
@@ -159,6 +162,7 @@ impl Shared {
         let backend = inner.backend(&instance.backend)?;
         match connect(&*backend, instance).await {
             Ok(link) => {
+                egress::serve(inner, self, &link, &record.spec).await?;
                 let link = keep(link, &record.spec.lifetime);
                 *slot = Some(Arc::clone(&link));
                 drop(slot);

@@ -11,7 +11,7 @@ use sandbox_guest::{Request, Response};
 use super::{
     Inner, Recorder, SandboxManager, Shared,
     create::provision_and_greet,
-    ends,
+    egress, ends,
     life::remove_old,
     shared::{connect, refuse_borrowed, running_instance},
 };
@@ -109,8 +109,8 @@ pub(crate) async fn snapshot(recorder: Recorder, label: String) -> Result<Snapsh
 
 /// Freezes, lets the backend take it, and lets go on: the same guest, or its successor.
 async fn take(
-    inner: &Inner,
-    shared: &Shared,
+    inner: &Arc<Inner>,
+    shared: &Arc<Shared>,
     link: &Link,
     mut request: SnapshotRequest,
 ) -> Result<crate::SnapshotTaken> {
@@ -125,6 +125,7 @@ async fn take(
             shared.unlink().await;
             if let Some(instance) = &taken.successor {
                 let next = connect(&*backend, instance).await?;
+                egress::serve(inner, shared, &next, &request.successor.spec).await?;
                 shared.relink(next, &request.successor.spec.lifetime).await;
             }
         }
@@ -237,7 +238,7 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
         })
         .await?;
     let backend = inner.backend(&target.data.backend)?;
-    let made = match provision_and_greet(&*backend, &provision).await {
+    let made = match provision_and_greet(&recorder, &*backend, &provision).await {
         Ok(made) => made,
         Err(error) => {
             recorder.failed("rewind", &error).await?;

@@ -81,12 +81,7 @@ fn add_input(spec: &mut SandboxSpec, key: String, value: String) -> Result<()> {
 
 /// What nothing here can enforce is refused by name.
 fn refuse(profile: &Profile) -> Result<()> {
-    let refused = if !profile.network.egress.is_empty() {
-        Some((
-            "network.egress",
-            "no backend lets single hosts through; allow the network or deny it",
-        ))
-    } else if profile.resources.disk_mb.is_some() {
+    let refused = if profile.resources.disk_mb.is_some() {
         Some(("resources.disk_mb", "no backend limits a sandbox's disk"))
     } else if profile.workspace.access == AccessRule::Ro {
         Some(("workspace.access: ro", "no backend shows a workspace that cannot be written to"))
@@ -129,9 +124,13 @@ fn fill(spec: &mut SandboxSpec, profile: &Profile, network: Option<Network>) -> 
         spec.image.clone_from(&profile.image);
     }
     // A spec that was put together field by field has said so if it is not the default.
-    let said = network.is_some() || spec.network != Network::default();
-    if !said && profile.network.default == NetworkDefault::Allow {
-        spec.network = Network::Host;
+    let said = network.is_some() || spec.network != Network::default() || !spec.egress.is_empty();
+    if !said {
+        spec.network = match profile.network.default {
+            NetworkDefault::Deny => Network::Deny,
+            NetworkDefault::Allow => Network::Host,
+        };
+        spec.egress.clone_from(&profile.network.egress);
     }
     match profile.workspace.mode {
         WorkspaceModeRule::Overlay | WorkspaceModeRule::Copy => {}
@@ -215,6 +214,17 @@ mod tests {
     }
 
     #[test]
+    fn a_request_wins_over_the_hosts_that_a_profile_lets_through() {
+        let catalog = catalog("network: {default: deny, egress: [\"*.crates.io:443\"]}\n");
+        let egress = |request| prepare(request, &catalog).unwrap().spec.egress;
+        let asked = || CreateSandbox::profile("x");
+        assert_eq!(egress(asked()), ["*.crates.io:443"]);
+        assert_eq!(egress(asked().egress("example.org")), ["example.org"]);
+        assert!(egress(asked().network(Network::Deny)).is_empty());
+        assert!(egress(asked().network(Network::Host)).is_empty());
+    }
+
+    #[test]
     fn a_ttl_is_capped_at_the_max() {
         let catalog = catalog("ttl: {default: 1h, max: 2h}\n");
         let request = CreateSandbox::profile("x")
@@ -227,7 +237,6 @@ mod tests {
     #[test]
     fn what_nothing_enforces_is_refused_by_name() {
         for (rest, field) in [
-            ("network: {egress: [\"crates.io:443\"]}\n", "network.egress"),
             ("resources: {disk_mb: 10}\n", "resources.disk_mb"),
             ("workspace: {access: ro}\n", "workspace.access"),
         ] {

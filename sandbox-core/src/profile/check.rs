@@ -1,7 +1,7 @@
 //! Reading a profile, and what its schema alone cannot check.
 
-use super::{Period, Profile};
-use crate::{Error, ErrorKind, Result, route::Strategy, secret};
+use super::{NetworkDefault, Period, Profile};
+use crate::{Error, ErrorKind, Result, egress::Rules, route::Strategy, secret};
 
 impl Profile {
     /// Reads a profile; `origin` is the file's name for messages.
@@ -77,8 +77,14 @@ impl Profile {
         if self.setup.commands.iter().any(|text| text.trim().is_empty() || text.contains('\0')) {
             complain("setup.commands", "one of them is empty or has a NUL byte".into());
         }
+        if let Err(why) = Rules::parse(&self.network.egress) {
+            complain("network.egress", why);
+        }
+        if !self.network.egress.is_empty() && self.network.default == NetworkDefault::Allow {
+            let message = "single hosts are let through where the default is `deny`".to_owned();
+            complain("network.egress", message);
+        }
         for (field, words) in [
-            ("network.egress", &self.network.egress),
             ("placement.prefer", &self.placement.prefer),
             ("placement.fallback", &self.placement.fallback),
         ] {
@@ -209,6 +215,9 @@ metadata: {cost_class: self-hosted, latency_class: standard}
             ("setup: {commands: [a], secret_refs: [\"a=b\"]}\n", "x.yaml:4: ", "setup.secret_refs"),
             ("setup: {secret_refs: [A]}\n", "x.yaml:4: ", "no commands"),
             ("setup: {commands: [\" \"]}\n", "x.yaml:4: ", "setup.commands"),
+            ("network: {egress: [\"*\"]}\n", "x.yaml:4: ", "network.egress"),
+            ("network:\n  egress: [\"a:b\"]\n", "x.yaml:5: ", "the port"),
+            ("network: {default: allow, egress: [a]}\n", "x.yaml:4: ", "default is `deny`"),
             ("placement: {prefer: [-oProxyCommand=x]}\n", "x.yaml:4: ", "placement.prefer"),
             ("image: \"a b\"\n", "x.yaml:4: ", "image"),
             ("image: a\nimage: b\n", "x.yaml:5: ", "image"),

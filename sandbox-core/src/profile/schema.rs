@@ -97,7 +97,7 @@ pub struct IsolationRule {
 pub struct NetworkRule {
     /// Where nothing else is said.
     pub default: NetworkDefault,
-    /// `host[:port]` patterns that are allowed all the same.
+    /// `host[:port]` patterns that are allowed all the same, where the default is `deny`.
     pub egress: Vec<String>,
 }
 

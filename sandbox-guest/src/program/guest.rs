@@ -12,7 +12,8 @@ use sandbox_guest::{Failure, FailureKind, Setup};
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    freeze::Frozen, oom::Oom, process::Table, supervisor::Supervising, sys::Pid, work::Pool,
+    egress::Egress, freeze::Frozen, oom::Oom, process::Table, supervisor::Supervising, sys::Pid,
+    work::Pool,
 };
 
 /// The guest.
@@ -39,6 +40,7 @@ pub(crate) struct Guest {
     pub(crate) idle_limit: Option<Duration>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) oom: Mutex<Oom>,
+    pub(crate) egress: Egress,
     cpu: Mutex<Cpu>,
     /// A place for each watch of files.
     pub(crate) watches: Semaphore,
@@ -93,6 +95,7 @@ impl Guest {
             pool: Arc::default(),
             cpu: Mutex::default(),
             oom: Mutex::new(Oom::new(oom)),
+            egress: Egress::default(),
             watches: super::watch::places(),
             forwards: super::forward::places(),
             last_activity: Mutex::new(Instant::now()),

@@ -5,6 +5,7 @@ mod changes;
 mod connect;
 mod copy_data;
 mod deadline;
+mod egress;
 mod enter;
 mod exec;
 mod files;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use sandbox_guest::{
-    Done, Failure, FailureKind, FileRequest, Hello, Request, Response, Welcome,
+    Done, EgressRequest, Failure, FailureKind, FileRequest, Hello, Request, Response, Welcome,
     frame::{self, Frame},
     mux::{self, Alive, Stream},
     preamble,
@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    attach, deadline, exec, files, forward, freeze,
+    attach, deadline, egress, exec, files, forward, freeze,
     guest::{Guest, failure, lock},
     sys::Pid,
     transfer, tree_transfer, usage, watch,
@@ -182,6 +182,7 @@ impl Connection {
                 guest.deadlines.send_modify(|now| now.set(expires_at, lease_until));
                 Ok(Response::Done(Done::default()))
             }
+            Request::Egress(request) => return self.egress(request, stream).await,
             Request::Shutdown => {
                 let sent = answer(stream, Ok(Response::Done(Done::default())));
                 let _ = tokio::time::timeout(Duration::from_secs(1), sent).await;
@@ -203,6 +204,23 @@ impl Connection {
             _ = frame::read(&mut reader) => return Ok(()),
         };
         answer(reader.unsplit(writer), result).await
+    }
+
+    async fn egress(&self, request: EgressRequest, mut stream: Stream) -> io::Result<()> {
+        let result = match request {
+            EgressRequest::Serve => egress::serve(&self.guest, &mut stream).await?,
+            EgressRequest::Connected { id } => {
+                let Some(back) = egress::connected(&self.guest, id, stream) else { return Ok(()) };
+                stream = back;
+                let message = "nobody waits for this connection any more";
+                Err(failure(FailureKind::NotFound, message))
+            }
+            EgressRequest::Refused { id, denied, reason } => {
+                Ok(egress::refused(&self.guest, id, denied, reason))
+            }
+            _ => Err(failure(FailureKind::Unsupported, "the guest does not know this request")),
+        };
+        answer(stream, result).await
     }
 
     fn greet(&self, hello: &Hello) -> Result<Response, Failure> {

@@ -208,6 +208,9 @@ fn environment(guest: &Guest, start: &Start) -> Result<HashMap<Vec<u8>, Vec<u8>>
         }
         env.insert(name.to_vec(), value.to_vec());
     }
+    if !start.env_clear {
+        guest.egress.tell(&mut env);
+    }
     Ok(env)
 }
 

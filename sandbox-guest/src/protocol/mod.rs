@@ -1,6 +1,7 @@
 //! The messages. Every struct tolerates unknown fields and defaults missing optional ones, so that a
 //! core and a guest of neighbouring releases work together.
 
+mod egress;
 mod exec;
 mod failure;
 mod file;
@@ -9,6 +10,7 @@ mod shell;
 
 use serde::{Deserialize, Serialize};
 
+pub use egress::{EgressCall, EgressRequest};
 pub use exec::{
     ExitStatus, KeptOutput, MAX_KEPT_OUTPUT, Output, ProcessExit, ProcessInfo, ProcessLimits,
     ProcessState, PtySize, Start, Started,
@@ -108,6 +110,8 @@ pub enum Request {
         #[serde(default)]
         lease_until: Option<u64>,
     },
+    /// About connections to the outside.
+    Egress(EgressRequest),
     /// End everything: kill all processes and exit; answered by [`Response::Done`] beforehand.
     Shutdown,
 }
@@ -152,6 +156,8 @@ pub enum Response {
     Events(Vec<FileEvent>),
     /// To [`Request::Connect`].
     Connected,
+    /// To [`EgressRequest::Serve`].
+    Egress(EgressCall),
     /// The request is done.
     Done(Done),
     /// The request failed. The last message of its stream.

@@ -4,6 +4,7 @@ mod changes;
 mod connection;
 mod cut_transfers;
 mod detached;
+mod egress;
 mod ends;
 mod events;
 mod files;
@@ -82,6 +83,7 @@ pub fn all() -> Vec<Case> {
         stats::CASES,
         network::CASES,
         forward::CASES,
+        egress::CASES,
         safety::CASES,
         profiles::CASES,
         setup::CASES,

@@ -21,7 +21,7 @@ cases!("network";
 
 /// Whether the sandbox has this program; says so where it has not, as a part of the case is left out
 /// then.
-async fn has_program(cx: &Context, sandbox: &Sandbox, program: &str) -> Check<bool> {
+pub(super) async fn has_program(cx: &Context, sandbox: &Sandbox, program: &str) -> Check<bool> {
     let found = cx.sh(sandbox, &format!("command -v {program} || :")).await?;
     if found.is_empty() {
         #[allow(clippy::print_stderr, reason = "what is left out is never left out silently")]
