@@ -34,6 +34,10 @@ pub(crate) async fn exec(mut call: Call<'_>, mut command: Command) -> Result<Run
     };
     let input = Input { whole, pipe: None };
     let recorder = call.recorder();
+    if let Err(lost) = notice_loss(&recorder).await {
+        call.deliver().await;
+        return call.finish(Err(lost));
+    }
     recorder.record(started(&process, &command)).await?;
     // From here on what was begun gets its end, also if nobody waits for the sink.
     let mut guard = Guard::new(recorder, process.clone());
@@ -69,6 +73,10 @@ pub(crate) async fn spawn(mut call: Call<'_>, mut command: Command) -> Result<Pr
     let pipe = Arc::new(if piped { Pipe::default() } else { Pipe::of_sizes() });
     let input = Input { whole, pipe: Some(Arc::clone(&pipe)) };
     let recorder = call.recorder();
+    if let Err(lost) = notice_loss(&recorder).await {
+        call.deliver().await;
+        return call.finish(Err(lost));
+    }
     recorder.record(started(&process, &command)).await?;
     let mut guard = Guard::new(recorder.clone(), process.clone());
     call.deliver().await;
@@ -137,6 +145,16 @@ async fn spawn_detached(call: Call<'_>, mut command: Command) -> Result<Process>
         Ok(follow(recorder, id, pipe, session, command.capture_limit()))
     })
     .await
+}
+
+/// Says that a sandbox is gone before anything is begun in it: what is begun counts as use, and one that ended
+/// because nobody used it would not be seen to have ended for that.
+async fn notice_loss(recorder: &Recorder) -> Result<()> {
+    match recorder.shared.link(&recorder.inner).await {
+        Err(error) if error.kind() == ErrorKind::Lost => Err(error),
+        // Whatever else there is, the start waits for or says.
+        _ => Ok(()),
+    }
 }
 
 async fn launch(

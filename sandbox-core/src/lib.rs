@@ -63,6 +63,7 @@ mod spec;
 mod stats;
 mod status;
 pub mod tools;
+mod way;
 
 pub use backend::{
     ByteStream, Change, ChangeKind, Found, GuestStream, Instance, InstanceState, Provision,

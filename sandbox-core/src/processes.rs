@@ -164,9 +164,10 @@ impl ProcessRef {
                 let wait = Request::Wait { process: self.id.to_string() };
                 let mut stream = link.open(wait).await?;
                 let nothing = AtomicU64::new(0);
+                let way = recorder.clone().into();
                 tokio::select! {
                     answer = guest::response(&mut stream) => answer,
-                    error = notice_silence(recorder, &link, &nothing) => Err(error),
+                    error = notice_silence(&way, &link, &nothing) => Err(error),
                 }
             };
             match asked.await {

@@ -16,10 +16,11 @@ use tokio::{
 };
 
 use crate::{
-    Error, ErrorKind, OutputPiece, OutputStream, ProcessEnd, ProcessId, Result, SandboxState,
+    Error, ErrorKind, OutputPiece, OutputStream, ProcessEnd, ProcessId, Result,
     guest::{Attachment, Item, Link, Pipe, Taken},
-    manager::{Recorder, Repeats},
+    manager::Repeats,
     outcome::Capture,
+    way::Way,
 };
 
 /// How long a start waits for a snapshot that is being taken.
@@ -104,7 +105,7 @@ pub(crate) struct Input {
 
 /// A process and the attachment to it.
 pub(crate) struct Session {
-    recorder: Recorder,
+    way: Way,
     process: ProcessId,
     link: Arc<Link>,
     attachment: Attachment,
@@ -119,24 +120,25 @@ impl Session {
     /// Starts a process, waiting for a snapshot that is being taken. `since` names the guest that it must
     /// be, where that matters: see [`Record::since`](crate::record::Record).
     pub(crate) async fn start(
-        recorder: Recorder,
+        way: impl Into<Way>,
         process: ProcessId,
         start: Start,
         input: Input,
         since: Option<u64>,
     ) -> Result<Self> {
+        let way = way.into();
         let rolling = start.detached;
         let deadline = Instant::now() + THAW;
         let mut pause = Duration::from_millis(1);
         loop {
             let attached = async {
-                let link = recorder.shared.link(&recorder.inner).await?;
-                check_since(&recorder, since).await?;
+                let link = way.link().await?;
+                way.check_since(since).await?;
                 Ok::<_, Error>((Attachment::start(&link, start.clone()).await?, link))
             };
             match attached.await {
                 Ok((attachment, link)) => {
-                    return Ok(Self::new(recorder, process, link, attachment, input, rolling));
+                    return Ok(Self::new(way, process, link, attachment, input, rolling));
                 }
                 // Frozen, or replaced while we asked: the same id starts nothing twice.
                 Err(error) if error.is_retryable() && Instant::now() < deadline => {
@@ -150,14 +152,15 @@ impl Session {
 
     /// Attaches to a detached process, its output from there on.
     pub(crate) async fn attach(
-        recorder: Recorder,
+        way: impl Into<Way>,
         process: ProcessId,
         from: Taken,
     ) -> Result<Self> {
+        let way = way.into();
         let mut repeats = Repeats::new();
         let (attachment, link) = loop {
             let attached = async {
-                let link = recorder.shared.link(&recorder.inner).await?;
+                let link = way.link().await?;
                 Ok::<_, Error>((Attachment::attach(&link, &process, from, true).await?, link))
             };
             match attached.await {
@@ -165,11 +168,11 @@ impl Session {
                 attached => break attached?,
             }
         };
-        Ok(Self::new(recorder, process, link, attachment, Input::default(), true))
+        Ok(Self::new(way, process, link, attachment, Input::default(), true))
     }
 
     fn new(
-        recorder: Recorder,
+        way: Way,
         process: ProcessId,
         link: Arc<Link>,
         attachment: Attachment,
@@ -177,7 +180,7 @@ impl Session {
         rolling: bool,
     ) -> Self {
         let progress = (Instant::now(), attachment.taken());
-        Self { recorder, process, link, attachment, input, rolling, progress }
+        Self { way, process, link, attachment, input, rolling, progress }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -228,7 +231,7 @@ impl Session {
             }
         };
         let mut feeding = whole.is_some() || pipe.is_some();
-        let (recorder, link, attachment) = (&self.recorder, &self.link, &mut self.attachment);
+        let (way, link, attachment) = (&self.way, &self.link, &mut self.attachment);
         let heard = AtomicU64::new(0);
         let read = async {
             let piece = |stream, offset, bytes| OutputPiece { stream, offset, bytes };
@@ -243,7 +246,7 @@ impl Session {
                 outlet.give(piece).await;
             }
         };
-        let silence = notice_silence(recorder, link, &heard);
+        let silence = notice_silence(way, link, &heard);
         tokio::pin!(feed, read, silence);
         loop {
             tokio::select! {
@@ -269,7 +272,7 @@ impl Session {
         let mut pause = Duration::from_millis(1);
         loop {
             let attached = async {
-                let link = self.recorder.shared.link(&self.recorder.inner).await?;
+                let link = self.way.link().await?;
                 let taken = self.attachment.taken();
                 let again = Attachment::attach(&link, &self.process, taken, self.rolling).await?;
                 Ok::<_, Error>((again, link))
@@ -284,7 +287,7 @@ impl Session {
                     let reason = "the sandbox got a new instance (rewound, restarted or replaced)";
                     return Ok(Some(ProcessEnd::lost(reason)));
                 }
-                Err(_) if is_paused(&self.recorder).await => {
+                Err(_) if self.way.is_paused().await => {
                     // It goes on when the sandbox does.
                     deadline = Instant::now() + RECONNECT;
                     sleep(PAUSED).await;
@@ -296,8 +299,7 @@ impl Session {
                     return Ok(Some(ProcessEnd::lost(error.message())));
                 }
                 Err(error) if Instant::now() < deadline => {
-                    let sandbox = &self.recorder.shared.id;
-                    tracing::debug!(%sandbox, %error, "not attached yet");
+                    tracing::debug!(process = %self.process, %error, "not attached yet");
                     sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(500));
                 }
@@ -307,22 +309,8 @@ impl Session {
     }
 }
 
-/// Makes sure that the present guest is still the one that was meant.
-async fn check_since(recorder: &Recorder, since: Option<u64>) -> Result<()> {
-    let Some(since) = since else { return Ok(()) };
-    if recorder.shared.record(&recorder.inner).await?.since == since {
-        return Ok(());
-    }
-    let message = "the sandbox got a new instance before the process was started";
-    Err(Error::new(ErrorKind::Lost, "spawn", message))
-}
-
 /// Returns when a guest that says nothing does not answer either, or its connection is cut.
-pub(crate) async fn notice_silence(
-    recorder: &Recorder,
-    link: &Arc<Link>,
-    heard: &AtomicU64,
-) -> Error {
+pub(crate) async fn notice_silence(way: &Way, link: &Arc<Link>, heard: &AtomicU64) -> Error {
     let mut before = 0;
     loop {
         sleep(SILENCE).await;
@@ -331,17 +319,12 @@ pub(crate) async fn notice_silence(
             continue;
         }
         match link.greet().await {
-            Err(error) if error.is_retryable() && !is_paused(recorder).await => {
-                recorder.shared.unlink_from(link).await;
+            Err(error) if error.is_retryable() && !way.is_paused().await => {
+                way.unlink_from(link).await;
                 let message = "the guest does not answer any more";
                 return Error::new(ErrorKind::Unavailable, "wait", message).with_source(error);
             }
             _ => {}
         }
     }
-}
-
-async fn is_paused(recorder: &Recorder) -> bool {
-    let record = recorder.shared.record(&recorder.inner).await;
-    record.is_ok_and(|record| record.state == SandboxState::Paused)
 }

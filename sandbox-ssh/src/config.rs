@@ -1,10 +1,12 @@
 //! How a backend is set up.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandbox_core::{Error, ErrorKind, Result};
 
-use crate::{Compose, SshBackend, address::Address, kind::Kind};
+use crate::{
+    Compose, SshBackend, UploadProgress, address::Address, kind::Kind, upload::Watcher,
+};
 
 /// Sets up an [`SshBackend`]. Made by [`SshBackend::builder`].
 #[derive(Debug, Clone, Default)]
@@ -30,6 +32,7 @@ pub(crate) struct Settings {
     pub(crate) tunnel: Option<String>,
     pub(crate) tunnel_via: Option<String>,
     pub(crate) identity: Option<String>,
+    pub(crate) on_upload: Option<Watcher>,
 }
 
 impl Default for Settings {
@@ -47,6 +50,7 @@ impl Default for Settings {
             tunnel: None,
             tunnel_via: None,
             identity: None,
+            on_upload: None,
         }
     }
 }
@@ -177,6 +181,15 @@ impl SshBackendBuilder {
     #[must_use]
     pub fn identity_hint(mut self, identity: impl Into<String>) -> Self {
         self.settings.identity = Some(identity.into());
+        self
+    }
+
+    /// Is told how the sending of a workspace to a host goes on: when it begins, when the host has said what
+    /// it does not have, and whenever more was sent. Where it is broken off, as by a cut link, it begins
+    /// anew. It must not block.
+    #[must_use]
+    pub fn on_upload(mut self, tell: impl Fn(&UploadProgress) + Send + Sync + 'static) -> Self {
+        self.settings.on_upload = Some(Watcher(Arc::new(tell)));
         self
     }
 

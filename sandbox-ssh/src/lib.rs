@@ -44,8 +44,10 @@ mod reach;
 mod refused;
 mod script;
 mod snapshot;
+mod upload;
 mod workspace;
 
 pub use backend::SshBackend;
 pub use compose::Compose;
 pub use config::SshBackendBuilder;
+pub use upload::UploadProgress;

@@ -18,6 +18,7 @@ use crate::{
     channel::Channel,
     error::{broken, nonsense},
     host::{Away, Fault, Host},
+    upload::Telling,
 };
 
 const OPERATION: &str = "populate the workspace";
@@ -75,6 +76,7 @@ async fn converse(
     mut channel: Channel,
 ) -> Result<Option<PathBuf>, Fault> {
     let lost = |error| Fault::Link(broken(OPERATION, &host.address, error));
+    let mut telling = Telling::begin(host, directory);
     for batch in list.chunks(BATCH) {
         message::write(&mut channel, &Listed(batch.to_vec())).await.map_err(lost)?;
     }
@@ -84,13 +86,17 @@ async fn converse(
         match host.answer(OPERATION, &mut channel).await? {
             Answer::Populated(Populated::Wanted(more)) => wanted.extend(more),
             Answer::Populated(Populated::Send) => break,
-            Answer::Populated(Populated::At(path)) => return Ok(Some(path)),
+            Answer::Populated(Populated::At(path)) => {
+                telling.wanted(0, 0);
+                return Ok(Some(path));
+            }
             _ => return Err(nonsense(OPERATION, &host.address, "answers another question").into()),
         }
     }
+    telling.wanted(wanted.len(), size(list, &wanted));
     // The host says meanwhile that it works, and perhaps that it cannot go on: both are to be read.
     let (mut from, mut to): (ReadHalf<Channel>, WriteHalf<Channel>) = tokio::io::split(channel);
-    let sending = contents(directory, list, &wanted, &mut to);
+    let sending = contents(directory, list, &wanted, &mut to, &mut telling);
     tokio::pin!(sending);
     let answer = async {
         loop {
@@ -126,12 +132,22 @@ async fn converse(
     }
 }
 
+/// How much these files hold together.
+fn size(list: &[Entry], wanted: &[u32]) -> u64 {
+    let sizes = wanted.iter().filter_map(|index| match list.get(*index as usize)?.kind {
+        EntryKind::File { size, .. } => Some(size),
+        _ => None,
+    });
+    sizes.fold(0, u64::saturating_add)
+}
+
 /// Sends files' contents; says whether each was what the list says.
 async fn contents(
     directory: &Path,
     list: &[Entry],
     wanted: &[u32],
     to: &mut WriteHalf<Channel>,
+    telling: &mut Telling,
 ) -> io::Result<bool> {
     for index in wanted {
         let entry = list.get(*index as usize);
@@ -162,11 +178,13 @@ async fn contents(
             }
             to.write_all(&piece).await?;
             left -= piece.len() as u64;
+            telling.sent(piece.len());
         }
         // Written to meanwhile, it may be a mixture.
         if as_listed(&file.metadata()?, &entry.path).as_ref() != Some(entry) {
             return Ok(false);
         }
+        telling.file_sent();
     }
     to.flush().await?;
     Ok(true)

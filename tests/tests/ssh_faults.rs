@@ -15,14 +15,14 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command as HostCommand, Stdio},
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use sandbox_core::{
     Command, CreateSandbox, ErrorKind, Network, Sandbox, SandboxManager, Suppressed,
 };
-use sandbox_ssh::{SshBackend, SshBackendBuilder};
+use sandbox_ssh::{SshBackend, SshBackendBuilder, UploadProgress};
 use tempfile::TempDir;
 
 /// Where the hosts are; `scripts/hosts env` says it.
@@ -468,6 +468,43 @@ async fn what_did_not_change_is_not_sent_again() {
     assert_ne!(inode(&first[0], "README"), inode(&second[0], "README"));
     for sandbox in [one, two, three] {
         sandbox.destroy(&Suppressed).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_sent_is_told() {
+    let Some(scene) = Scene::new() else { return };
+    let told = Arc::new(Mutex::new(Vec::<UploadProgress>::new()));
+    let telling = Arc::clone(&told);
+    let builder = scene.builder("near");
+    let builder = builder.on_upload(move |progress| telling.lock().unwrap().push(progress.clone()));
+    let manager = scene.manager(builder.build().unwrap()).await;
+    let workspace = scene.path("workspace");
+    repository(&workspace);
+    noise(&workspace.join("noise"), 3);
+    let small = 3 + "#!/bin/sh\necho ran\n".len() as u64;
+    // All of it, then nothing, then what has changed.
+    for (files, bytes) in [(3, small + (3 << 20)), (0, 0), (1, 10)] {
+        if files == 1 {
+            fs::write(workspace.join("README"), "version 2\n").unwrap();
+        }
+        let request = CreateSandbox::new().workspace(&workspace);
+        let sandbox = manager.create(request, &Suppressed).await.unwrap();
+        sandbox.destroy(&Suppressed).await.unwrap();
+        let told = std::mem::take(&mut *told.lock().unwrap());
+        let first = &told[0];
+        assert_eq!((first.host.as_str(), &first.directory), ("near", &workspace));
+        assert_eq!((first.done, first.files), (0, 0));
+        assert_eq!((first.total, first.total_files), (None, None), "the host was not asked yet");
+        for pair in told.windows(2) {
+            assert!(pair[0].done <= pair[1].done && pair[0].files <= pair[1].files, "{pair:?}");
+        }
+        assert!(told[1..].iter().all(|one| one.total == Some(bytes)), "{told:?}");
+        let last = told.last().unwrap();
+        assert_eq!((last.done, last.files), (bytes, files));
+        assert_eq!(last.total_files, Some(files));
+        // Not only at the end.
+        assert!(files < 3 || told.iter().any(|one| one.done > 0 && one.done < bytes), "{told:?}");
     }
 }
 

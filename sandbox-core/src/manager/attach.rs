@@ -50,7 +50,11 @@ async fn bring_in(recorder: Recorder, id: BackendId, external: String) -> Result
     recorder.record(Known::Attaching { backend: id, external: place, instance }).await?;
     let made = async {
         let instance = backend.attach(&external, &request).await?;
-        match connect(&*backend, &instance).await {
+        let linked = async {
+            let link = connect(&*backend, &instance).await?;
+            shared.put_to_use(&inner, link, &request.spec).await
+        };
+        match linked.await {
             Ok(link) => Ok((instance, link)),
             Err(error) => {
                 backend.teardown(&instance).await?;
@@ -61,7 +65,7 @@ async fn bring_in(recorder: Recorder, id: BackendId, external: String) -> Result
     match made.await {
         Ok((instance, link)) => {
             let reachability = super::create::reachability(&*backend, &instance).await;
-            shared.relink(link, &request.spec.lifetime).await;
+            shared.relink(Some(link)).await;
             recorder.record(Known::Attached { external, instance, reachability }).await?;
             Ok(())
         }

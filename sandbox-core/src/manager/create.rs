@@ -8,16 +8,15 @@ use std::{
 use sandbox_guest::Request;
 
 use super::{
-    Call, Inner, Recorder, SandboxManager, egress, life,
+    Call, Fresh, Inner, Recorder, SandboxManager, life,
     lifetime::{self, later},
     setup,
-    shared::{connect, running_instance},
+    shared::running_instance,
 };
 use crate::{
     CreateSandbox, Error, ErrorKind, ForkedFrom, Instance, Known, Name, Provision, Reachability,
     Result, Sandbox, SandboxBackend, SandboxId, SandboxSpec, SandboxState, SnapshotData,
     SnapshotId, TurnEventSink,
-    guest::Link,
     profile::{Prepared, prepare},
     route::{self, Out, Plan},
 };
@@ -291,19 +290,18 @@ async fn bring_up(
             generation: provision.generation,
         })
         .await?;
-    let (instance, link, reachability) =
-        make_instance(recorder, &**backend, &provision, secrets).await?;
+    let (fresh, reachability) = make_instance(recorder, backend, &provision, secrets).await?;
     if recorder.is_abandoned() {
-        drop(link);
-        backend.teardown(&instance).await?;
+        backend.teardown(fresh.instance()).await?;
         let message = "the caller went away before it was made";
         return Err(Error::new(ErrorKind::Cancelled, "create", message));
     }
     let expires_at = ttl.map(later);
     if expires_at.is_some() {
-        link.call(lifetime::deadline(expires_at, None)).await?;
+        fresh.ask(lifetime::deadline(expires_at, None)).await?;
     }
-    shared.relink(link, &provision.spec.lifetime).await;
+    let (instance, link) = fresh.parts().await;
+    shared.relink(link).await;
     let generation = provision.generation;
     recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
     Ok(())
@@ -312,20 +310,20 @@ async fn bring_up(
 /// A fresh or restored instance, a fresh one set up. After an error nothing of it is left.
 pub(super) async fn make_instance(
     recorder: &Recorder,
-    backend: &dyn SandboxBackend,
+    backend: &Arc<dyn SandboxBackend>,
     provision: &Provision,
     secrets: &setup::Resolved,
-) -> Result<(Instance, Link, Option<Reachability>)> {
+) -> Result<(Arc<Fresh>, Option<Reachability>)> {
     let begun = Instant::now();
     let made = provision_and_greet(recorder, backend, provision).await?;
-    let (instance, link, _) = &made;
+    let fresh = &made.0;
     let creation = begun.elapsed();
-    let round_trip = measure(link).await;
+    let round_trip = measure(fresh).await;
     recorder.inner.measurements.made(&backend.id(), creation, round_trip);
     if provision.from.is_none()
-        && let Err(error) = setup::run(recorder, link, &provision.spec, secrets).await
+        && let Err(error) = setup::run(recorder, fresh, &provision.spec, secrets).await
     {
-        if let Err(leftover) = backend.teardown(instance).await {
+        if let Err(leftover) = backend.teardown(fresh.instance()).await {
             tracing::warn!(%leftover, "what could not be set up could not be removed");
         }
         return Err(error.with_backend(&backend.id()));
@@ -334,7 +332,8 @@ pub(super) async fn make_instance(
 }
 
 /// How long a guest takes to answer, if it does.
-async fn measure(link: &Link) -> Option<Duration> {
+async fn measure(fresh: &Fresh) -> Option<Duration> {
+    let link = fresh.link().await.ok()?;
     let begun = Instant::now();
     let answered = tokio::time::timeout(MEASURING, link.call(Request::Status)).await;
     matches!(answered, Ok(Ok(_))).then(|| begun.elapsed())
@@ -343,18 +342,16 @@ async fn measure(link: &Link) -> Option<Duration> {
 /// An instance whose guest has answered. After an error nothing of it is left.
 pub(super) async fn provision_and_greet(
     recorder: &Recorder,
-    backend: &dyn SandboxBackend,
+    backend: &Arc<dyn SandboxBackend>,
     provision: &Provision,
-) -> Result<(Instance, Link, Option<Reachability>)> {
+) -> Result<(Arc<Fresh>, Option<Reachability>)> {
     let named = |error: Error| error.with_backend(&backend.id());
     let instance = backend.provision(provision).await.map_err(named)?;
-    let greeted = async {
-        let link = connect(backend, &instance).await?;
-        egress::serve(&recorder.inner, &recorder.shared, &link, &provision.spec).await?;
-        Ok((link, reachability(backend, &instance).await))
-    };
-    match greeted.await {
-        Ok((link, reachability)) => Ok((instance, link, reachability)),
+    match Fresh::greet(recorder, backend, instance.clone(), provision.spec.clone()).await {
+        Ok(fresh) => {
+            let reachability = reachability(&**backend, fresh.instance()).await;
+            Ok((Arc::new(fresh), reachability))
+        }
         Err(error) => {
             if let Err(leftover) = backend.teardown(&instance).await {
                 tracing::warn!(%leftover, "what was half made could not be removed");

@@ -1,11 +1,11 @@
 //! Stop, start, pause, resume, destroy.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use super::{
     Inner, Recorder, Shared,
     create::{make_instance, provision_and_greet, reachability},
-    egress, ends, setup,
+    ends, setup,
     shared::{connect, refuse_borrowed, running_instance},
 };
 use crate::{
@@ -50,8 +50,7 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
         let instance = backend.start(&instance, &request).await?;
         let linked = async {
             let link = connect(&*backend, &instance).await?;
-            egress::serve(&inner, &shared, &link, &record.spec).await?;
-            Ok(link)
+            shared.put_to_use(&inner, link, &record.spec).await
         };
         match linked.await {
             Ok(link) => Ok((instance, link)),
@@ -62,7 +61,7 @@ pub(crate) async fn start(recorder: Recorder) -> Result<()> {
         }
     };
     let (instance, link) = settle(&recorder, "start", started.await).await?;
-    shared.relink(link, &record.spec.lifetime).await;
+    shared.relink(Some(link)).await;
     recorder.record(Known::Started { instance }).await?;
     ends::lose(&recorder).await
 }
@@ -113,13 +112,16 @@ pub(crate) async fn recreate(recorder: Recorder) -> Result<()> {
     let reachability = reachability(&*backend, &instance).await;
     let expires_at = record.expires_at;
     recorder.record(Known::Ready { instance, generation, reachability, expires_at }).await?;
-    shared.relink(link, &record.spec.lifetime).await;
+    shared.relink(link).await;
     remove_old(&inner, &record).await;
     ends::lose(&recorder).await
 }
 
 /// A fresh instance of a sandbox that exists; its failure is recorded.
-async fn make_fresh(recorder: &Recorder, record: &Record) -> Result<(Instance, Link, u32)> {
+async fn make_fresh(
+    recorder: &Recorder,
+    record: &Record,
+) -> Result<(Instance, Option<Arc<Link>>, u32)> {
     let (inner, shared) = (&recorder.inner, &recorder.shared);
     let id = record.backend.clone().unwrap_or_else(|| inner.backends[0].id());
     let backend = inner.backend(&id)?;
@@ -128,8 +130,9 @@ async fn make_fresh(recorder: &Recorder, record: &Record) -> Result<(Instance, L
     let provision = inner.provision_again(shared, record, generation, None);
     let instance = provision.instance.clone();
     recorder.record(Known::Provisioning { backend: id, instance, generation }).await?;
-    let made = make_instance(recorder, &*backend, &provision, &secrets).await;
-    let (instance, link, _) = settle(recorder, "recreate", made).await?;
+    let made = make_instance(recorder, &backend, &provision, &secrets).await;
+    let (fresh, _) = settle(recorder, "recreate", made).await?;
+    let (instance, link) = fresh.parts().await;
     Ok((instance, link, generation))
 }
 
@@ -144,7 +147,16 @@ pub(super) async fn remove_old(inner: &Inner, record: &Record) {
 }
 
 /// What its policy says is to be done about a lost sandbox. The lock is held, `lost` is recorded.
-pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> {
+///
+/// Boxed, as a session may find a loss, and setting up the instance in its place takes a session.
+pub(super) fn recover<'a>(
+    recorder: &'a Recorder,
+    record: &'a Record,
+) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>> {
+    Box::pin(replace(recorder, record))
+}
+
+async fn replace(recorder: &Recorder, record: &Record) -> Result<()> {
     let (inner, shared) = (&recorder.inner, &recorder.shared);
     let (instance, link, generation, snapshot, what) = match record.spec.on_lost {
         OnLost::Fail => return Ok(()),
@@ -160,8 +172,9 @@ pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> 
                 Known::RewindRequested { snapshot: snapshot.clone(), instance, generation };
             recorder.record(requested).await?;
             let backend = inner.backend(&latest.data.backend)?;
-            let made = provision_and_greet(recorder, &*backend, &provision).await;
-            let (instance, link, _) = settle(recorder, "restore", made).await?;
+            let made = provision_and_greet(recorder, &backend, &provision).await;
+            let (fresh, _) = settle(recorder, "restore", made).await?;
+            let (instance, link) = fresh.parts().await;
             (instance, link, generation, Some(snapshot), "restored from its latest snapshot")
         }
         OnLost::Recreate => {
@@ -177,7 +190,7 @@ pub(super) async fn recover(recorder: &Recorder, record: &Record) -> Result<()> 
             generation,
         })
         .await?;
-    shared.relink(link, &record.spec.lifetime).await;
+    shared.relink(link).await;
     remove_old(inner, record).await;
     ends::lose(recorder).await
 }

@@ -7,6 +7,7 @@ mod call;
 mod create;
 pub(crate) mod egress;
 pub(crate) mod ends;
+mod fresh;
 mod life;
 mod lifetime;
 mod reap;
@@ -24,6 +25,7 @@ use std::{
 pub(crate) use attach::detach;
 pub use builder::ManagerBuilder;
 pub(crate) use call::{Call, Recorder};
+pub(crate) use fresh::Fresh;
 pub(crate) use life::{destroy, pause, recreate, resume, start, stop};
 pub(crate) use lifetime::{extend_ttl, renew_lease};
 pub use reap::{Leftover, LeftoverKind, ReapPolicy};

@@ -1,13 +1,17 @@
 //! What is done in a fresh instance before its sandbox is ready.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::{Recorder, lifetime};
+use super::{Fresh, Recorder};
 use crate::{
-    Command, Error, ErrorKind, Known, Outcome, ProcessId, Result,
-    guest::{Attachment, Item, Link},
+    Command, Error, ErrorKind, Known, Outcome, OutputPiece, ProcessId, Result,
     secret::{self, Secret, Secrets},
+    session::{Input, Outlet, Session},
     spec::{SandboxSpec, Setup},
+    way::Way,
 };
 
 /// How long all setup commands together may take.
@@ -36,7 +40,7 @@ pub(super) async fn resolve(setup: &Setup, secrets: &dyn Secrets) -> Result<Reso
 /// Runs the commands one after the other.
 pub(super) async fn run(
     recorder: &Recorder,
-    link: &Link,
+    fresh: &Arc<Fresh>,
     spec: &SandboxSpec,
     secrets: &Resolved,
 ) -> Result<()> {
@@ -58,8 +62,7 @@ pub(super) async fn run(
         recorder.record(started).await?;
         let mut output = Tail::default();
         let start = command.to_start(&process)?;
-        let lease = spec.lifetime.lease_seconds;
-        let ended = run_one(recorder, link, start, lease, &mut output).await;
+        let ended = run_one(recorder, fresh, process.clone(), start, &mut output).await;
         let (outcome, error) = match &ended {
             Ok(outcome) => (Some(outcome.clone()), None),
             Err(error) => (None, Some(error.to_string())),
@@ -88,42 +91,32 @@ fn variable(key: &str) -> String {
     format!("SANDBOX_INPUT_{}", key.to_ascii_uppercase().replace('-', "_"))
 }
 
-/// Runs one command to its end, as long as somebody waits for it.
+/// Runs one command to its end, as long as somebody waits for it. A connection that is cut is made anew.
 async fn run_one(
     recorder: &Recorder,
-    link: &Link,
+    fresh: &Arc<Fresh>,
+    process: ProcessId,
     start: sandbox_guest::Start,
-    lease: Option<u64>,
     output: &mut Tail,
 ) -> Result<Outcome> {
-    let process = start.id.clone();
-    let mut attachment = Attachment::start(link, start).await?;
-    let read = async {
-        loop {
-            match attachment.next().await? {
-                Item::Exited(exit) => return Ok(Outcome::of(exit.status)),
-                Item::Stdout(_, bytes) | Item::Stderr(_, bytes) => output.push(&bytes),
-            }
+    let run = async {
+        let way = Way::Fresh(Arc::clone(fresh));
+        let mut session = Session::start(way, process, start, Input::default(), None).await?;
+        match session.run(output).await?.outcome {
+            Outcome::Lost(reason) => Err(Error::new(ErrorKind::Lost, "set up", reason)),
+            outcome => Ok(outcome),
         }
     };
-    tokio::pin!(read);
-    let mut renewed = Instant::now();
-    loop {
-        tokio::select! {
-            ended = &mut read => return ended,
-            () = tokio::time::sleep(LOOK) => {}
+    let abandoned = async {
+        while !recorder.is_abandoned() {
+            tokio::time::sleep(LOOK).await;
         }
-        if recorder.is_abandoned() {
-            link.call(sandbox_guest::Request::Kill { process }).await?;
+    };
+    tokio::select! {
+        ended = run => ended,
+        () = abandoned => {
             let message = "the caller went away before it was made";
-            return Err(Error::new(ErrorKind::Cancelled, "set up", message));
-        }
-        // Nobody else renews it yet.
-        if let Some(lease) = lease
-            && renewed.elapsed() * 3 > Duration::from_secs(lease)
-        {
-            link.call(lifetime::deadline(None, Some(lifetime::later(lease)))).await?;
-            renewed = Instant::now();
+            Err(Error::new(ErrorKind::Cancelled, "set up", message))
         }
     }
 }
@@ -133,6 +126,12 @@ async fn run_one(
 struct Tail {
     bytes: Vec<u8>,
     cut: bool,
+}
+
+impl Outlet for Tail {
+    async fn give(&mut self, piece: OutputPiece) {
+        self.push(&piece.bytes);
+    }
 }
 
 impl Tail {

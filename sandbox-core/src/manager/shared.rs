@@ -11,8 +11,8 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{Inner, Recorder, egress, ends, life, lifetime};
 use crate::{
-    BackendId, Draft, Error, ErrorKind, Instance, Known, Lifetime, ProcessId, Result,
-    SandboxBackend, SandboxEvent, SandboxId, SandboxState, guest::Link, record::Record,
+    BackendId, Draft, Error, ErrorKind, Instance, Known, ProcessId, Result, SandboxBackend,
+    SandboxEvent, SandboxId, SandboxSpec, SandboxState, guest::Link, record::Record,
     session::RECONNECT,
 };
 
@@ -162,8 +162,7 @@ impl Shared {
         let backend = inner.backend(&instance.backend)?;
         match connect(&*backend, instance).await {
             Ok(link) => {
-                egress::serve(inner, self, &link, &record.spec).await?;
-                let link = keep(link, &record.spec.lifetime);
+                let link = self.put_to_use(inner, link, &record.spec).await?;
                 *slot = Some(Arc::clone(&link));
                 drop(slot);
                 for (process, _) in record.open_processes() {
@@ -174,6 +173,22 @@ impl Shared {
             Err(error) if error.kind() == ErrorKind::Lost => Ok(Err((instance.clone(), error))),
             Err(error) => Err(error.with_sandbox(&self.id)),
         }
+    }
+
+    /// A connection that is used: as long as it lives, it renews the sandbox's lease, and the guest is answered
+    /// when processes want to connect to the outside.
+    pub(super) async fn put_to_use(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        link: Link,
+        spec: &SandboxSpec,
+    ) -> Result<Arc<Link>> {
+        egress::serve(inner, self, &link, spec).await?;
+        let link = Arc::new(link);
+        if let Some(lease) = spec.lifetime.lease_seconds {
+            lifetime::keep_lease(&link, lease);
+        }
+        Ok(link)
     }
 
     /// Lets go of the connection, as the instance is about to be another one.
@@ -216,9 +231,9 @@ impl Shared {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(process);
     }
 
-    /// Uses this connection from now on.
-    pub(super) async fn relink(&self, link: Link, lifetime: &Lifetime) {
-        *self.link.lock().await = Some(keep(link, lifetime));
+    /// Uses this connection from now on; without one, the next call makes it.
+    pub(super) async fn relink(&self, link: Option<Arc<Link>>) {
+        *self.link.lock().await = link;
     }
 
     /// Records that the instance is gone, unless that is known, or another one has taken its place
@@ -286,15 +301,6 @@ impl Repeats {
         self.pause = (self.pause * 2).min(Duration::from_millis(500));
         true
     }
-}
-
-/// A connection that renews its sandbox's lease as long as it lives.
-fn keep(link: Link, lifetime: &Lifetime) -> Arc<Link> {
-    let link = Arc::new(link);
-    if let Some(lease) = lifetime.lease_seconds {
-        lifetime::keep_lease(&link, lease);
-    }
-    link
 }
 
 /// Connects to an instance's guest and greets it.

@@ -11,7 +11,7 @@ use sandbox_guest::{Request, Response};
 use super::{
     Inner, Recorder, SandboxManager, Shared,
     create::provision_and_greet,
-    egress, ends,
+    ends,
     life::remove_old,
     shared::{connect, refuse_borrowed, running_instance},
 };
@@ -125,8 +125,8 @@ async fn take(
             shared.unlink().await;
             if let Some(instance) = &taken.successor {
                 let next = connect(&*backend, instance).await?;
-                egress::serve(inner, shared, &next, &request.successor.spec).await?;
-                shared.relink(next, &request.successor.spec.lifetime).await;
+                let next = shared.put_to_use(inner, next, &request.successor.spec).await?;
+                shared.relink(Some(next)).await;
             }
         }
         // Whether it was taken or not, they must go on; if they cannot, the connection's end thaws them.
@@ -238,18 +238,18 @@ pub(crate) async fn rewind(recorder: Recorder, snapshot: SnapshotId) -> Result<(
         })
         .await?;
     let backend = inner.backend(&target.data.backend)?;
-    let made = match provision_and_greet(&recorder, &*backend, &provision).await {
+    let made = match provision_and_greet(&recorder, &backend, &provision).await {
         Ok(made) => made,
         Err(error) => {
             recorder.failed("rewind", &error).await?;
             return Err(error);
         }
     };
-    let (instance, link, _) = made;
+    let (instance, link) = made.0.parts().await;
     ends::collect(&recorder, &record).await;
     // From this record on, the new one is the sandbox.
     recorder.record(Known::Rewound { snapshot, instance, generation }).await?;
-    shared.relink(link, &record.spec.lifetime).await;
+    shared.relink(link).await;
     remove_old(&inner, &record).await;
     ends::lose(&recorder).await
 }

@@ -63,7 +63,8 @@ async fn a_sandbox_without_a_manager_ends_with_its_lease(cx: &Context) -> Check 
 }
 
 async fn an_idle_sandbox_ends_by_itself(cx: &Context) -> Check {
-    let request = cx.request().idle_limit(TWO);
+    // Longer than clocks may differ, so that what says that it was idle is that it was not used.
+    let request = cx.request().idle_limit(TWO * 2);
     let sandbox = match cx.manager.create(request, &cx.sink).await {
         Ok(sandbox) => sandbox,
         // Refused is honest; forgotten is not.
@@ -73,12 +74,15 @@ async fn an_idle_sandbox_ends_by_itself(cx: &Context) -> Check {
         }
     };
     // A process is use: with it, the sandbox outlives its limit.
-    let run = cx.run(&sandbox, Command::new("sleep").arg("4")).await?;
+    let run = cx.run(&sandbox, Command::new("sleep").arg("5")).await?;
     holds!(run.outcome.is_success(), "{:?} is success", run.outcome);
     cx.until_ended(&sandbox).await?;
     let error = error_of(cx.run(&sandbox, Command::new("true")).await)?;
     same!(error.kind(), ErrorKind::Lost);
     same!(sandbox.info().await?.state, SandboxState::Expired);
+    // Nothing was begun in it.
+    let kinds = cx.kinds(&sandbox).await?;
+    same!(kinds.last().map(String::as_str), Some("expired"));
     Ok(())
 }
 

@@ -1,11 +1,15 @@
 //! Commands that run before a sandbox is ready.
 
+use std::{sync::Arc, time::Duration};
+
 use sandbox_core::{ErrorKind, SandboxState};
 
 use super::cases;
 use crate::{
     Check, Context,
     context::{error_of, soon},
+    cut::Cutting,
+    decorate::Decorated,
     holds, same,
 };
 
@@ -15,8 +19,13 @@ cases!("setup";
     [Snapshot] a_rewound_or_forked_sandbox_is_not,
     [] a_command_that_fails_fails_the_creation_with_its_output,
     [] a_creation_that_nobody_waits_for_is_undone_in_the_middle_of_its_setup,
+    [] a_sandbox_is_set_up_once_over_a_connection_that_is_cut,
+    [] an_instance_that_ends_during_its_setup_fails_the_creation,
     [] inputs_are_in_the_environment_of_setup_commands_alone,
 );
+
+/// How long a creation may take whose connection has to be made anew many times.
+const LATE: Duration = Duration::from_secs(150);
 
 async fn setup_commands_run_in_order_before_it_is_ready(cx: &Context) -> Check {
     let request = cx.request().setup("echo one > log").setup("echo two >> log; pwd >> log");
@@ -106,6 +115,58 @@ async fn a_creation_that_nobody_waits_for_is_undone_in_the_middle_of_its_setup(
         Check::Ok(())
     };
     soon("an instance that nobody waits for", gone).await?
+}
+
+async fn a_sandbox_is_set_up_once_over_a_connection_that_is_cut(cx: &Context) -> Check {
+    let cutting = Decorated::new(Arc::clone(&cx.backend), Cutting::default());
+    let backend: Arc<dyn sandbox_core::SandboxBackend> = cutting.clone();
+    let manager = cx.manager_with(backend).await?;
+    let cutting = cutting.decoration();
+    for n in 0..8 {
+        if n < 7 {
+            // In the greeting, in the start of a command, in what it says, or after it.
+            cutting.next([150 + n * 140, 300 + n * 180]);
+        } else {
+            cutting.each(40_001);
+        }
+        let before = cutting.cuts();
+        let request = cx.request().ttl(Duration::from_secs(600));
+        let request = request.setup("echo one >> log; seq 1 20000").setup("echo two >> log");
+        let made = tokio::time::timeout(LATE, manager.create(request, &cx.sink)).await;
+        let made = made.map_err(|_| format!("it hangs: creation {n}"))??;
+        cutting.heal();
+        let cuts = cutting.cuts() - before;
+        holds!(cuts >= 2, "it was cut {cuts} times in creation {n}");
+        let sandbox = cx.manager.open(made.id().as_str()).await?;
+        same!(cx.sh(&sandbox, "cat log").await?, "one\ntwo");
+        let kinds = cx.kinds(&sandbox).await?;
+        same!(kinds.iter().filter(|kind| *kind == "process_exited").count(), 3);
+        sandbox.destroy(&cx.sink).await?;
+    }
+    Ok(())
+}
+
+async fn an_instance_that_ends_during_its_setup_fails_the_creation(cx: &Context) -> Check {
+    let request = cx.request().setup(format!("sleep {}", cx.marker()));
+    let creation = cx.manager.create(request, &cx.sink);
+    let end = async {
+        let begun = async {
+            while !cx.sink.kinds().iter().any(|kind| kind == "process_started") {
+                crate::context::pause().await;
+            }
+        };
+        soon("a setup command", begun).await?;
+        for found in cx.backend.inventory().await? {
+            cx.backend.teardown(&found.instance).await?;
+        }
+        Check::Ok(())
+    };
+    let both = async { tokio::join!(creation, end) };
+    let (made, ended) = soon("the end of a creation", both).await?;
+    ended?;
+    same!(error_of(made)?.kind(), ErrorKind::Lost);
+    holds!(cx.backend.inventory().await?.is_empty(), "no instance is left");
+    Ok(())
 }
 
 async fn inputs_are_in_the_environment_of_setup_commands_alone(cx: &Context) -> Check {
