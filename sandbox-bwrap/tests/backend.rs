@@ -51,7 +51,7 @@ fn it_comes_up_without_rights_and_goes_without_a_trace() {
         backend.teardown(&instance).await.unwrap();
         backend.teardown(&instance).await.unwrap();
         assert_eq!(backend.inspect(&instance).await.unwrap(), InstanceState::Gone);
-        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
         let error = backend.connect(&instance).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert_eq!(backend.reachability(&instance).await.unwrap_err().kind(), ErrorKind::Lost);

@@ -17,9 +17,9 @@ use crate::{
 /// Makes instances.
 ///
 /// All methods but [`retire`](Self::retire) are required; what a backend cannot do is
-/// [`Error::unsupported`](crate::Error::unsupported), and its [`Capabilities`] say so beforehand. Every method may be cancelled by dropping its future:
-/// what it made until then must be findable through [`inventory`](Self::inventory) by the instance's
-/// id, or be gone.
+/// [`Error::unsupported`](crate::Error::unsupported), and its [`Capabilities`] say so beforehand. Every
+/// method may be cancelled by dropping its future: what it made until then must be findable through
+/// [`inventory`](Self::inventory) by the instance's id, or be gone.
 #[async_trait]
 pub trait SandboxBackend: Send + Sync + fmt::Debug {
     /// Its id, the same in every process.

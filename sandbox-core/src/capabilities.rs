@@ -30,11 +30,14 @@ pub struct Hosting {
     pub micro_usd_per_hour: u64,
     /// The hosts that can be chosen from, for backends that have hosts.
     pub hosts: Vec<String>,
+    /// Only for requests and profiles that name the backend, as there is less to expect of it than of others.
+    pub only_by_name: bool,
 }
 
 impl Default for Hosting {
     fn default() -> Self {
-        Self { self_hosted: true, micro_usd_per_hour: 0, hosts: Vec::new() }
+        let hosts = Vec::new();
+        Self { self_hosted: true, micro_usd_per_hour: 0, hosts, only_by_name: false }
     }
 }
 
@@ -96,7 +99,7 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NetworkDeny,
         Self::NetworkHost,
         Self::LimitPids,
@@ -113,6 +116,7 @@ impl Feature {
         Self::Pty,
         Self::OwnKernel,
         Self::Images,
+        Self::RemoteWorkspace,
     ];
 }
 

@@ -237,8 +237,9 @@ impl Command {
     ///
     /// Its output is kept in the sandbox: the guest has it in a file without a name on the sandbox's disk
     /// (the first 256 KiB, and all of it where the filesystem has no such files, in its memory), which
-    /// nothing else inside can open and no snapshot carries. It is never held up for want of a reader; the newest [`kept_output`](Self::kept_output) bytes of each
-    /// stream stay. It ends with the sandbox's instance (a rewind, a stop), and its outcome is then `Lost`.
+    /// nothing else inside can open and no snapshot carries. It is never held up for want of a reader; the
+    /// newest [`kept_output`](Self::kept_output) bytes of each stream stay. It ends with the sandbox's
+    /// instance (a rewind, a stop), and its outcome is then `Lost`.
     ///
     /// Its input can be up to 1 MiB of bytes; more can be put into a file first.
     #[must_use]

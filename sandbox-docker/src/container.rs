@@ -205,10 +205,8 @@ fn volume(target: &str) -> Mount {
 
 /// What the guest is told. `env` is the image's.
 pub(crate) fn setup(request: &Provision, env: &[String], settings: &Settings) -> Setup {
-    let milliseconds = |at: jiff::Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
     let contents = Bytes::from(format!("{}\n", request.machine_id).into_bytes());
     Setup {
-        instance: request.instance.to_string(),
         listen_path: Some(SOCKET.to_owned()),
         // What the backend starts to carry a connection in is root without a right; a sandbox's own
         // processes are somebody else, unless they were asked to be root.
@@ -218,12 +216,7 @@ pub(crate) fn setup(request: &Provision, env: &[String], settings: &Settings) ->
         env: environment(&request.spec, env, settings),
         drop_capabilities: true,
         filter_syscalls: true,
-        expires_at: request.expires_at.map(milliseconds),
-        lease_until: request.lease_until.map(milliseconds),
-        idle_ms: request
-            .idle_limit
-            .map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
-        ..Setup::default()
+        ..request.guest_setup()
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     backend::Shared,
     container::{GUEST, HOME, MACHINE_ID, OWN, RUN, WORKSPACE},
     error::{asking, failed, is_conflict, is_missing},
-    instance::{self, KIND, Kind},
+    instance::{KIND, Kind},
     pull,
 };
 
@@ -32,7 +32,7 @@ use crate::{
 pub(crate) const PREPARED: &str = "localhost/sandboxer/prepared";
 
 /// Counted up when what is put into an image changes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The label that says what was put into an image; what is made from it inherits that.
 const ADDITIONS: &str = "sandboxer.additions";
@@ -112,7 +112,8 @@ pub(crate) async fn prepare(shared: &Shared, name: &str, found: &ImageInspect) -
                     entrypoint: Some(vec![GUEST.to_owned()]),
                     cmd: Some(Vec::new()),
                     network_disabled: Some(true),
-                    labels: Some(instance::labels("", Kind::Helper)),
+                    // Podman gives an image what its container has, and nothing that a commit says.
+                    labels: Some(prepared_labels(&additions)),
                     ..Default::default()
                 },
             )
@@ -138,6 +139,14 @@ pub(crate) async fn prepare(shared: &Shared, name: &str, found: &ImageInspect) -
             Error::new(error.kind(), OPERATION, message).with_source(error)
         })?;
     }
+}
+
+/// The labels of a prepared image.
+fn prepared_labels(additions: &str) -> HashMap<String, String> {
+    HashMap::from([
+        (KIND.to_owned(), Kind::Prepared.as_str().to_owned()),
+        (ADDITIONS.to_owned(), additions.to_owned()),
+    ])
 }
 
 async fn fill_and_commit(
@@ -174,13 +183,7 @@ async fn fill_and_commit(
         .tag(tag)
         .pause(false)
         .build();
-    let config = ContainerConfig {
-        labels: Some(HashMap::from([
-            (KIND.to_owned(), Kind::Prepared.as_str().to_owned()),
-            (ADDITIONS.to_owned(), additions.to_owned()),
-        ])),
-        ..Default::default()
-    };
+    let config = ContainerConfig { labels: Some(prepared_labels(additions)), ..Default::default() };
     docker
         .commit_container(options, config)
         .await

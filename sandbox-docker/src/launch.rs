@@ -31,7 +31,7 @@ use crate::{
 /// No guest takes longer to come up, unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often a container that was stopped is started, if its guest ends at once.
+/// How often a container that was stopped is started, if its guest does not come up.
 const STARTS: u32 = 4;
 
 /// Between the first two of these times; then longer.
@@ -244,14 +244,13 @@ pub(crate) async fn start_again(
                 return Ok(instance.clone());
             }
             Err(error) => {
-                // Podman may still be noting the container's former end, and takes it for this one's.
-                let ended = life::inspect(shared, instance).await? == InstanceState::Stopped;
-                if !ended || tries == STARTS {
-                    life::stop(shared, instance).await?;
+                life::stop(shared, instance).await?;
+                if tries == STARTS || error.kind() == ErrorKind::Timeout {
                     return Err(error);
                 }
             }
         }
+        // Podman may still be at work on the container's former end, and take down what is started meanwhile.
         tokio::time::sleep(SETTLING * tries).await;
         tries += 1;
     }

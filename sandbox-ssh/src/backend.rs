@@ -198,7 +198,7 @@ impl SshBackend {
         let error = match host.call_once(operation, isolation, Request::Provision(inner)).await {
             Ok(Answer::Instance(made)) => return instance::outer(&self.id(), made, &place),
             Ok(_) => return Err(misunderstood(operation, &place)),
-            Err(Fault::Other(error)) if is_there(request) => return Err(at(error, host)),
+            Err(Fault::Other(error)) if is_there(request) => return Err(at(&error, host)),
             Err(Fault::Other(error)) => return Err(error),
             Err(Fault::Link(error)) => error,
         };
@@ -475,7 +475,7 @@ fn is_there(request: &Provision) -> bool {
 }
 
 /// The error, with the host's name.
-fn at(error: Error, host: &Host) -> Error {
+fn at(error: &Error, host: &Host) -> Error {
     let message = format!("on {}: {}", host.address, error.message());
     Error::new(error.kind(), error.operation(), message).retryable(error.is_retryable())
 }

@@ -4,9 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandbox_core::{Error, ErrorKind, Result};
 
-use crate::{
-    Compose, SshBackend, UploadProgress, address::Address, kind::Kind, upload::Watcher,
-};
+use crate::{Compose, SshBackend, UploadProgress, address::Address, kind::Kind, upload::Watcher};
 
 /// Sets up an [`SshBackend`]. Made by [`SshBackend::builder`].
 #[derive(Debug, Clone, Default)]

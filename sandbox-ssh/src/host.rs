@@ -84,7 +84,11 @@ impl Host {
 
     /// How sandboxes that may be there already are separated from this host: those need not be accepted.
     pub(crate) async fn placed(&self) -> Result<Isolation> {
-        Ok(self.offer().await?.isolation)
+        match self.settings.kind.isolation() {
+            // Whether new ones can be made is another question.
+            Some(isolation) => Ok(isolation),
+            None => Ok(self.offer().await?.isolation),
+        }
     }
 
     /// Tried once.
@@ -97,7 +101,9 @@ impl Host {
         self.program.get_or_try_init(|| program::bring(self)).await?;
         if let Some(isolation) = self.settings.kind.isolation() {
             return match self.call("probe", isolation, Request::Probe).await? {
-                Answer::Capabilities(found) => Ok((isolation, found)),
+                Answer::Capabilities(capabilities) => {
+                    Ok(Offer { isolation, capabilities, no_bubblewrap: None })
+                }
                 _ => Err(nonsense("probe", &self.address, "answers another question")),
             };
         }

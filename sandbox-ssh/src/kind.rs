@@ -58,6 +58,9 @@ impl Kind {
             Level::Full,
             "a directory of the host can be the workspace itself",
         );
+        let mut found = found;
+        // Nobody settles for the account without having said so.
+        found.hosting.only_by_name = !matches!(self, Self::Host);
         match self {
             Self::Host | Self::Compose(_) => found,
             Self::Machine => found.with(

@@ -182,13 +182,13 @@ impl DirectoryBackend {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        // What it leaves: all that carries the mark, or descends from what does.
+        // What it leaves: all that carries the mark, or descends from what does. What starts another and
+        // ends while it is looked for can be missed, once.
         let deadline = Instant::now() + PATIENCE;
-        loop {
+        let mut looks = 0;
+        while looks < 3 {
             let left = marked(&format!("{MARK}={}", instance.id)).map_err(at("end", &dir))?;
-            if left.is_empty() {
-                break;
-            }
+            looks = if left.is_empty() { looks + 1 } else { 0 };
             if Instant::now() > deadline {
                 let message = format!("processes do not end: {left:?}");
                 return Err(Error::new(ErrorKind::Backend, "end", message));

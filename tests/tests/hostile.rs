@@ -249,7 +249,10 @@ impl Scene {
 /// One connection to a port of the sandbox. It may be silent for as long as it likes; then its client goes.
 async fn carry(sandbox: &Sandbox) -> Result<()> {
     let mut forward = sandbox.forward(([127, 0, 0, 1], 0), 80, &Suppressed).await?;
-    let mut socket = TcpStream::connect(forward.local_addr()).await.unwrap();
+    // It may be refused before it is looked at.
+    let Ok(mut socket) = TcpStream::connect(forward.local_addr()).await else {
+        return Err(forward.refused().await.unwrap());
+    };
     let _ = socket.write_all(b"input").await;
     let mut piece = vec![0; 64 * 1024];
     loop {

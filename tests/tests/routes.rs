@@ -65,7 +65,7 @@ fn failing() -> Way {
 
 fn hosted(self_hosted: bool, micro_usd_per_hour: u64) -> Way {
     Way {
-        hosting: Hosting { self_hosted, micro_usd_per_hour, hosts: Vec::new() },
+        hosting: Hosting { self_hosted, micro_usd_per_hour, ..Hosting::default() },
         ..Way::default()
     }
 }

@@ -19,7 +19,7 @@ use sandbox_core::{
     SandboxBackend, Suppressed,
 };
 use sandbox_ssh::{Compose, SshBackend};
-use ssh_scene::{Scene, sh, skip, soon, until};
+use ssh_scene::{Scene, sh, soon, until};
 
 /// Where the engine listens; `scripts/containers` says it.
 const ENGINE: &str = "SANDBOX_DOCKER_HOST";
@@ -40,7 +40,8 @@ struct Engine {
 impl Engine {
     fn new() -> Option<Self> {
         let (Ok(docker_host), Ok(image)) = (std::env::var(ENGINE), std::env::var(IMAGE)) else {
-            skip(&format!("{ENGINE} and {IMAGE} are not set"));
+            let why = format!("{ENGINE} and {IMAGE} are not set");
+            sandbox_conformance::left_out("docker", &why);
             return None;
         };
         Some(Self { scene: Scene::new()?, docker_host, image })
@@ -74,8 +75,8 @@ impl Engine {
     }
 
     fn docker(&self, words: &[&str]) -> String {
-        let said = HostCommand::new("docker").args(["--host", &self.docker_host]).args(words);
-        let output = said.output().unwrap();
+        let mut docker = HostCommand::new("docker");
+        let output = docker.args(["--host", &self.docker_host]).args(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
@@ -205,13 +206,16 @@ async fn a_health_check_is_waited_for() {
     sandbox.destroy(&Suppressed).await.unwrap();
 }
 
+/// A service: its name, what it runs, and what else is said of it.
+type Service<'a> = (&'a str, &'a str, &'a str);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_fails_is_named_and_leaves_nothing() {
     let Some(engine) = Engine::new() else { return };
     let never = "    healthcheck: {test: [CMD, 'false'], interval: 200ms, retries: 2}\n";
     let starting = "    healthcheck: {test: [CMD, 'false'], interval: 200ms, retries: 5000}\n";
     let web = ("web", "exec sleep 9999", "");
-    let cases: [(&str, (&str, &str, &str), ErrorKind, &[&str]); 4] = [
+    let cases: [(&str, Service, ErrorKind, &[&str]); 4] = [
         (
             "ends",
             ("db", "echo no disk; sleep 0.3; exit 3", ""),
@@ -239,7 +243,7 @@ async fn a_service_that_fails_is_named_and_leaves_nothing() {
     ];
     for (name, service, kind, says) in cases {
         let workspace = engine.project(name, &[web, service]);
-        let patience = if name == "slow" { 8 } else { 100 };
+        let patience = if name == "slow" { 45 } else { 100 };
         let compose = engine.compose().ready_within(Duration::from_secs(patience));
         let backend = engine.backend("near", compose);
         let manager = engine.scene.manager(backend.clone()).await;
@@ -252,23 +256,6 @@ async fn a_service_that_fails_is_named_and_leaves_nothing() {
         assert!(engine.instances().is_empty(), "{name}");
         assert!(backend.inventory().await.unwrap().is_empty());
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_harness_that_gives_up_in_the_middle_leaves_nothing() {
-    let Some(engine) = Engine::new() else { return };
-    let starting = "    healthcheck: {test: [CMD, 'false'], interval: 200ms, retries: 5000}\n";
-    let workspace = engine.project("app", &[("db", "exec sleep 9999", starting)]);
-    let manager = engine.scene.manager(engine.backend("near", engine.compose())).await;
-    let making = {
-        let (manager, request) = (manager.clone(), request(&workspace));
-        tokio::spawn(async move { manager.create(request, &Suppressed).await.map(drop) })
-    };
-    let project = engine.begun().await;
-    until("a container", || engine.left(&project).0 == 1).await;
-    making.abort();
-    drop(manager);
-    until("nothing", || engine.instances().is_empty() && engine.left(&project) == (0, 0)).await;
 }
 
 /// Not a test: the harness of the next one, which is killed.
@@ -320,7 +307,7 @@ async fn a_project_whose_sandbox_ends_by_itself_goes_down() {
     let workspace = engine.project("app", &[("web", ANSWERS, "")]);
     let backend = engine.backend("near", engine.compose());
     let manager = engine.scene.manager(backend.clone()).await;
-    let request = request(&workspace).ttl(Duration::from_secs(5));
+    let request = request(&workspace).ttl(Duration::from_secs(20));
     let sandbox = manager.create(request, &Suppressed).await.unwrap();
     let project = project_of(&engine.instances()[0]);
     assert_eq!(engine.left(&project), (1, 1));

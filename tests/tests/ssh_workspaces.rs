@@ -166,12 +166,12 @@ async fn a_machine_that_is_the_sandbox_is_left_alone() {
         let text = format!("cat README; mkdir -p '{0}'; echo made > '{0}/file'", machine.display());
         assert_eq!(sh(&sandbox, &text).await, "v1");
         assert_eq!(fs::read_to_string(machine.join("file")).unwrap(), "made\n");
-        let directory = sh(&sandbox, "pwd").await;
-        assert!(fs::metadata(&directory).is_ok());
         let snapshot = sandbox.snapshot("", &Suppressed).await.unwrap();
         sh(&sandbox, "rm README").await;
         sandbox.rewind(&snapshot.id, &Suppressed).await.unwrap();
         assert_eq!(sh(&sandbox, "cat README").await, "v1");
+        let directory = sh(&sandbox, "pwd").await;
+        assert!(fs::exists(&directory).unwrap(), "it is one of the machine");
 
         assert_eq!(backend.inventory().await.unwrap().len(), 1);
         assert!(other.inventory().await.unwrap().is_empty(), "each sees its own");
@@ -192,6 +192,14 @@ async fn a_machine_is_told_as_what_it_is() {
     assert_eq!(found.isolation(), Isolation::Process, "though there is bubblewrap");
     assert_eq!(found.level(Feature::OwnKernel), Level::None);
     assert_eq!(found.level(Feature::RemoteWorkspace), Level::Full);
+    // It does not stand in for a backend that could not be used.
+    let manager = SandboxManager::builder().state_dir(scene.path("unnamed"));
+    let manager = manager.backend(backend.clone()).build().await.unwrap();
+    let request = CreateSandbox::new().host("near").network(Network::Host);
+    let error = manager.create(request.clone(), &Suppressed).await.unwrap_err();
+    assert!(error.to_string().contains("by its name"), "{error}");
+    let named = manager.create(request.backend(backend.id()), &Suppressed).await.unwrap();
+    named.destroy(&Suppressed).await.unwrap();
     let profile = |level: &str| {
         let text = format!(
             "id: profile.vm\nversion: \"1\"\nextension: ext.vm-packer\nisolation: {{level: {level}}}\n\

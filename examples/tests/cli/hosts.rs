@@ -36,6 +36,7 @@ fn the_variable_and_the_profile_name_a_host_and_the_option_wins() {
     let status: Value = serde_json::from_str(&said.stdout).unwrap();
     assert_eq!(status["extension_id"], "ext.ssh");
     assert_eq!(status["reachability"]["host"], HOST);
+    assert!(said.stderr.contains("sandboxer: bringing 3 files, "), "{said:?}");
     // Calls that name no host find it.
     assert_eq!(cli.sh(status["sandbox_id"].as_str().unwrap(), "cat README"), "v1");
 

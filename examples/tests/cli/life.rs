@@ -43,7 +43,8 @@ fn a_status_is_the_documented_one() {
             status["consumer"],
             json!({"actor": "agt", "project": "glas-harness", "run_id": "r1"})
         );
-        assert_eq!(status["reachability"]["workspace_dir"], "/workspace");
+        let dir = if cli.backend == "ext.ssh" { "remote_dir" } else { "workspace_dir" };
+        assert_eq!(status["reachability"][dir], "/workspace");
         assert_eq!(cli.json(&["get", "main"])["sandbox_id"], status["sandbox_id"]);
         // Who asked is never told inside.
         assert_eq!(cli.sh("main", "env | grep -c glas-harness || true"), "0");

@@ -1,5 +1,5 @@
 //! The command line, each call a process of its own.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 mod borrowed;
 mod catalog;

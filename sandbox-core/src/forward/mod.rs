@@ -3,6 +3,7 @@
 mod carry;
 
 use std::{
+    convert::Infallible,
     io,
     net::SocketAddr,
     sync::{
@@ -16,8 +17,8 @@ use sandbox_guest::{Request, Response, mux::Stream};
 use serde::{Deserialize, Serialize};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::watch,
-    task::{AbortHandle, JoinSet},
+    sync::{oneshot, watch},
+    task::{JoinHandle, JoinSet},
 };
 
 use crate::{
@@ -44,7 +45,9 @@ pub struct Forward {
     port: u16,
     state: Arc<State>,
     told: watch::Receiver<Told>,
-    serving: AbortHandle,
+    serving: JoinHandle<()>,
+    /// Closes all when it is dropped.
+    open: oneshot::Sender<Infallible>,
 }
 
 /// What a [`Forward`] has carried.
@@ -82,11 +85,11 @@ impl Sandbox {
     /// That needs no network in the sandbox. In a sandbox that has its host's network the loopback is that
     /// host's: its services are reached then, on whatever host that is. On this host every user can connect.
     ///
-    /// Each side's end of what it says reaches the other, and a side that does not read holds the other up. A
-    /// connection that could not be carried to its end is reset, never ended as if that was all; one to a port
-    /// on which nothing listens is reset at once. 256 connections are carried at once, more wait. The forward outlives cut connections, snapshots, rewinds
-    /// and stops: those that are open may end, later ones reach what then listens. It ends when the sandbox
-    /// does.
+    /// Each side's end of what it says reaches the other, and a side that does not read holds the other
+    /// up. A connection that could not be carried to its end is reset, never ended as if that was all; one
+    /// to a port on which nothing listens is reset at once. 256 connections are carried at once, more wait.
+    /// The forward outlives cut connections, snapshots, rewinds and stops: those that are open may end,
+    /// later ones reach what then listens. It ends when the sandbox does.
     ///
     /// # Errors
     ///
@@ -130,8 +133,9 @@ impl Sandbox {
         let state = Arc::new(State::default());
         let (tell, told) = watch::channel(Told::default());
         let way = Arc::new(Way { inner, shared, port, state: Arc::clone(&state), tell });
-        let serving = tokio::spawn(way.serve(listener, seen)).abort_handle();
-        call.finish(Ok(Forward { local, port, state, told, serving }))
+        let (open, closed) = oneshot::channel();
+        let serving = tokio::spawn(way.serve(listener, seen, closed));
+        call.finish(Ok(Forward { local, port, state, told, serving, open }))
     }
 }
 
@@ -179,6 +183,13 @@ impl Forward {
         told.why.clone().filter(|_| told.over.is_none())
     }
 
+    /// Closes the port and all connections, as dropping it does, and returns when they are closed.
+    pub async fn close(self) {
+        let Self { serving, open, .. } = self;
+        drop(open);
+        let _ = serving.await;
+    }
+
     /// Waits until the forward has ended because the sandbox has: why. Safe to cancel.
     pub async fn ended(&self) -> Error {
         let mut told = self.told.clone();
@@ -187,12 +198,6 @@ impl Forward {
         over.unwrap_or_else(|| {
             Error::new(ErrorKind::Cancelled, OPERATION, "nobody serves it any more")
         })
-    }
-}
-
-impl Drop for Forward {
-    fn drop(&mut self) {
-        self.serving.abort();
     }
 }
 
@@ -208,11 +213,16 @@ struct Way {
 
 impl Way {
     /// Accepts connections until the sandbox has come to its end. What is open ends with this.
-    async fn serve(self: Arc<Self>, listener: TcpListener, seen: u64) {
+    async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        seen: u64,
+        mut closed: oneshot::Receiver<Infallible>,
+    ) {
         let mut open = JoinSet::new();
         let over = self.over(seen);
         tokio::pin!(over);
-        loop {
+        let over = loop {
             tokio::select! {
                 accepted = listener.accept(), if open.len() < MOST => match accepted {
                     Ok((socket, _)) => {
@@ -221,11 +231,14 @@ impl Way {
                     Err(_) => tokio::time::sleep(PAUSE).await,
                 },
                 Some(_) = open.join_next() => {}
-                why = &mut over => {
-                    self.tell.send_modify(|told| told.over = Some(why));
-                    return;
-                }
+                why = &mut over => break Some(why),
+                _ = &mut closed => break None,
             }
+        };
+        drop(listener);
+        open.shutdown().await;
+        if over.is_some() {
+            self.tell.send_modify(|told| told.over = over);
         }
     }
 
@@ -266,6 +279,12 @@ impl Way {
         }
     }
 
+    fn about(&self, error: &Error) -> Error {
+        Error::new(error.kind(), OPERATION, error.message())
+            .retryable(error.is_retryable())
+            .with_sandbox(&self.shared.id)
+    }
+
     /// A stream that is connected to the sandbox's port, and the connection that it must not outlive.
     async fn open(&self) -> Result<(Arc<Link>, Stream)> {
         let mut repeats = Repeats::new();
@@ -275,11 +294,10 @@ impl Way {
                 let stream = begin(&link, self.port).await?;
                 Ok((link, stream))
             };
-            match opened.await {
+            let opened: Result<(Arc<Link>, Stream)> = opened.await;
+            match opened {
                 Err(error) if repeats.again(&error).await => {}
-                opened => {
-                    return opened.map_err(|error: Error| error.with_sandbox(&self.shared.id));
-                }
+                opened => return opened.map_err(|error| self.about(&error)),
             }
         }
     }

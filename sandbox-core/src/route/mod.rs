@@ -110,6 +110,9 @@ async fn consider(
     let found = backends.iter().find(|backend| backend.id() == *id);
     let backend = found.ok_or("this manager has no such backend")?;
     let capabilities = probes.of(backend).await.map_err(|error| error.message().to_owned())?;
+    if plan.candidates.is_empty() && capabilities.hosting.only_by_name {
+        return Err("it is only for those who ask for it by its name".to_owned());
+    }
     requirements::check(plan, spec, &capabilities)?;
     Ok((Arc::clone(backend), capabilities))
 }

@@ -12,19 +12,20 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use sandbox_core::{
     BackendId, Capabilities, Change, Error, ErrorKind, Feature, Found, GuestBinaries, GuestStream,
-    Instance, InstanceState, Level, LocalReach, Network, Provision, Reachability, Result, Root,
-    SandboxBackend, SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage, WorkspaceMode,
+    Instance, InstanceState, Level, LocalReach, Provision, Reachability, Result, SandboxBackend,
+    SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
 };
 
 use super::{
     cleanup,
     error::{at, blocking, failed, lost},
     instance::{self, HOME, InstanceDir, Marks, WORKSPACE, private_dir},
-    launch, programs, tool, tree,
+    launch, programs, refuse, tool, tree,
 };
 use crate::{changes, message::Isolation, size};
 
-const WHY: &str = "sandboxes are processes of the account, in a directory";
+/// Why there is so little.
+pub(super) const WHY: &str = "sandboxes are processes of the account, in a directory";
 
 /// Makes sandboxes of the account that it runs as.
 #[derive(Debug, Clone)]
@@ -152,7 +153,7 @@ impl AccountHost {
 
     async fn make(&self, request: &Provision) -> Result<Instance> {
         const OPERATION: &str = "provision";
-        self.refuse(request)?;
+        refuse::refuse(request, &self.id)?;
         let from = request.from.as_ref().map(|from| self.existing(OPERATION, from)).transpose()?;
         let (dir, made) = {
             let (this, request) = (self.clone(), request.clone());
@@ -196,15 +197,6 @@ impl AccountHost {
         Ok(dir.describe(&self.id, &marks, Some(launched)))
     }
 
-    fn refuse(&self, request: &Provision) -> Result<()> {
-        let instead = if self.id.as_str() == Isolation::Account.to_string() {
-            "install bubblewrap on the host, or ask for a sandbox without that"
-        } else {
-            "ask for a sandbox without that"
-        };
-        refuse(request, instead)
-    }
-
     /// The files of a snapshot that is there.
     fn existing(&self, operation: &'static str, snapshot: &SnapshotData) -> Result<PathBuf> {
         if snapshot.backend != self.id {
@@ -246,37 +238,6 @@ impl Drop for Made {
             tracing::warn!(%error, "a half-made instance is left for the inventory");
         }
     }
-}
-
-/// What cannot be had here is refused by name.
-fn refuse(request: &Provision, instead: &str) -> Result<()> {
-    let spec = &request.spec;
-    let refused = |what: &str| {
-        let message = format!("{what}: {WHY}; {instead}");
-        Err(Error::unsupported("provision", message))
-    };
-    if spec.network == Network::Deny {
-        return refused("the network cannot be denied (network)");
-    }
-    for (limit, name) in [
-        (spec.limits.pids, "processes cannot be limited (limits.pids)"),
-        (spec.limits.memory, "memory cannot be limited (limits.memory)"),
-        (spec.limits.cpu_millis, "CPU time cannot be limited (limits.cpu_millis)"),
-    ] {
-        if limit.is_some() {
-            return refused(name);
-        }
-    }
-    if spec.root != Root::Standard {
-        return refused("there is no root directory of its own (root)");
-    }
-    if !matches!(spec.workspace_mode, WorkspaceMode::Private | WorkspaceMode::Bind) {
-        return refused("the workspace is a copy or a directory of this host (workspace_mode)");
-    }
-    if !spec.mounts.is_empty() {
-        return refused("nothing can be mounted (mounts)");
-    }
-    Ok(())
 }
 
 #[async_trait]

@@ -104,17 +104,10 @@ fn setup(dir: &InstanceDir, request: &Provision, listen_fd: i32) -> Result<Setup
         own(MARK, request.instance.as_str()),
     ]);
     env.extend(request.spec.env.clone());
-    let milliseconds = |at: jiff::Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
     Ok(Setup {
-        instance: request.instance.to_string(),
         listen_fd: Some(listen_fd),
         workspace,
         env: env.into_iter().collect(),
-        expires_at: request.expires_at.map(milliseconds),
-        lease_until: request.lease_until.map(milliseconds),
-        idle_ms: request
-            .idle_limit
-            .map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
-        ..Setup::default()
+        ..request.guest_setup()
     })
 }

@@ -21,6 +21,8 @@ use super::process::start_time;
 pub(crate) const MARK: &str = "SANDBOX_INSTANCE";
 /// How long processes may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How often nothing must be found.
+const LOOKS: u32 = 3;
 
 /// A guest, told from a later process with its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,11 +98,14 @@ pub(super) fn end(guest: Option<GuestId>, mark: &str) -> io::Result<()> {
     })
 }
 
-/// Kills what is found until nothing is.
+/// Kills what is found until nothing is, several times in a row: what starts another and ends while it is
+/// looked for can be missed, once.
 fn until_none(deadline: Instant, find: impl Fn() -> io::Result<HashSet<u32>>) -> io::Result<()> {
+    let mut looks = 0;
     loop {
         let found = find()?;
-        if found.is_empty() {
+        looks = if found.is_empty() { looks + 1 } else { 0 };
+        if looks == LOOKS {
             return Ok(());
         }
         if Instant::now() > deadline {

@@ -231,12 +231,8 @@ impl Line {
 pub(crate) fn setup(input: &Input<'_>) -> Result<Setup> {
     let request = input.request;
     let env = environment(&request.spec, input.view);
-    let milliseconds = |at: jiff::Timestamp| u64::try_from(at.as_millisecond()).unwrap_or(0);
     Ok(Setup {
-        instance: request.instance.to_string(),
         listen_fd: Some(input.fds.listen),
-        listen_path: None,
-        listen_peer: None,
         mounts: mounts(input, &env)?,
         workspace: WORKSPACE.to_owned(),
         env,
@@ -245,11 +241,7 @@ pub(crate) fn setup(input: &Input<'_>) -> Result<Setup> {
         max_processes: input.guest_limits.processes,
         max_address_space: input.guest_limits.address_space,
         oom_fd: input.fds.oom,
-        expires_at: request.expires_at.map(milliseconds),
-        lease_until: request.lease_until.map(milliseconds),
-        idle_ms: request
-            .idle_limit
-            .map(|limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)),
+        ..request.guest_setup()
     })
 }
 

@@ -38,7 +38,8 @@ pub(super) fn resolved(state: &Path, mut request: Provision) -> Result<Provision
     }
     let state = state.canonicalize().map_err(at(OPERATION, state))?;
     if real.starts_with(&state) || state.starts_with(&real) {
-        let why = format!("sandboxes are kept in {}, which must not be one's own", state.display());
+        let why =
+            format!("all sandboxes are kept in {}, out of reach of each of them", state.display());
         return Err(invalid(&why));
     }
     spec.workspace = Some(real);

@@ -2,7 +2,7 @@
 //! is there: then its services end too. What is on disk stays for whoever removes the sandbox.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, ExitCode, Stdio},
 };
 
@@ -36,13 +36,13 @@ pub(super) fn begin(state: &Path, instance: &InstanceId) -> Result<()> {
 
 /// What that process does.
 pub(super) fn main(state: &str, instance: &str) -> ExitCode {
-    match tend(state.into(), instance) {
+    match tend(Path::new(state), instance) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn tend(state: PathBuf, instance: &str) -> Result<()> {
+fn tend(state: &Path, instance: &str) -> Result<()> {
     let name = Isolation::Compose;
     let account = AccountHost::new(name, state.join(name.to_string()), GuestBinaries::standard()?);
     let instance = Instance {
@@ -53,7 +53,7 @@ fn tend(state: PathBuf, instance: &str) -> Result<()> {
     };
     account.wait_for_guest(&instance)?;
     // Whoever ends or starts it on purpose holds this.
-    let _held = lock::hold(&state, &instance.id)?;
+    let _held = lock::hold(state, &instance.id)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
             Error::new(ErrorKind::Backend, OPERATION, "no runtime").with_source(error)

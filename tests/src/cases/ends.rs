@@ -35,6 +35,7 @@ cases!("ends";
 const TREE: &str = r#"
     marker=$1
     trap '' TERM HUP INT
+    echo begun
     printf '#!/bin/sh\nsh ./hop "$1" &\n' > hop
     sh ./hop "$marker"
     sh ./hop "$marker"
@@ -45,7 +46,6 @@ const TREE: &str = r#"
         setsid sleep "$marker" &
         (setsid sh -c 'sleep "$1" & exec sleep "$1"' sh "$marker" &)
     fi
-    echo begun
     while :; do sleep "$marker"; done
 "#;
 

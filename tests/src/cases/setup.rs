@@ -1,15 +1,22 @@
 //! Commands that run before a sandbox is ready.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use sandbox_core::{ErrorKind, SandboxState};
+use async_trait::async_trait;
+use sandbox_core::{Error, ErrorKind, GuestStream, Instance, SandboxBackend, SandboxState};
 
 use super::cases;
 use crate::{
     Check, Context,
     context::{error_of, soon},
     cut::Cutting,
-    decorate::Decorated,
+    decorate::{Decorated, Decoration},
     holds, same,
 };
 
@@ -119,7 +126,7 @@ async fn a_creation_that_nobody_waits_for_is_undone_in_the_middle_of_its_setup(
 
 async fn a_sandbox_is_set_up_once_over_a_connection_that_is_cut(cx: &Context) -> Check {
     let cutting = Decorated::new(Arc::clone(&cx.backend), Cutting::default());
-    let backend: Arc<dyn sandbox_core::SandboxBackend> = cutting.clone();
+    let backend: Arc<dyn SandboxBackend> = cutting.clone();
     let manager = cx.manager_with(backend).await?;
     let cutting = cutting.decoration();
     for n in 0..8 {
@@ -146,24 +153,43 @@ async fn a_sandbox_is_set_up_once_over_a_connection_that_is_cut(cx: &Context) ->
     Ok(())
 }
 
-async fn an_instance_that_ends_during_its_setup_fails_the_creation(cx: &Context) -> Check {
-    let request = cx.request().setup(format!("sleep {}", cx.marker()));
-    let creation = cx.manager.create(request, &cx.sink);
-    let end = async {
-        let begun = async {
-            while !cx.sink.kinds().iter().any(|kind| kind == "process_started") {
-                crate::context::pause().await;
-            }
-        };
-        soon("a setup command", begun).await?;
-        for found in cx.backend.inventory().await? {
-            cx.backend.teardown(&found.instance).await?;
+/// An instance that is gone when it is told so, and the connections to it with it.
+#[derive(Debug, Default)]
+struct Vanishing {
+    connections: Cutting,
+    gone: AtomicBool,
+}
+
+#[async_trait]
+impl Decoration for Vanishing {
+    async fn connect(
+        &self,
+        inner: &dyn SandboxBackend,
+        instance: &Instance,
+    ) -> sandbox_core::Result<GuestStream> {
+        if self.gone.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Lost, "connect", "the instance is gone"));
         }
-        Check::Ok(())
+        self.connections.connect(inner, instance).await
+    }
+}
+
+async fn an_instance_that_ends_during_its_setup_fails_the_creation(cx: &Context) -> Check {
+    let vanishing = Decorated::new(Arc::clone(&cx.backend), Vanishing::default());
+    let backend: Arc<dyn SandboxBackend> = vanishing.clone();
+    let manager = cx.manager_with(backend).await?;
+    let request = cx.request().setup(format!("sleep {}", cx.marker()));
+    let creation = manager.create(request, &cx.sink);
+    let vanish = async {
+        while !cx.sink.kinds().iter().any(|kind| kind == "process_started") {
+            crate::context::pause().await;
+        }
+        let vanishing = vanishing.decoration();
+        vanishing.gone.store(true, Ordering::Release);
+        vanishing.connections.cut();
     };
-    let both = async { tokio::join!(creation, end) };
-    let (made, ended) = soon("the end of a creation", both).await?;
-    ended?;
+    let both = async { tokio::join!(creation, vanish) };
+    let (made, ()) = soon("the end of a creation", both).await?;
     same!(error_of(made)?.kind(), ErrorKind::Lost);
     holds!(cx.backend.inventory().await?.is_empty(), "no instance is left");
     Ok(())

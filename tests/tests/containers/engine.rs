@@ -155,10 +155,23 @@ impl Engine {
     }
 
     pub(crate) fn restart(&mut self) {
+        self.daemon = Some(self.spawn());
+        let begin = Instant::now();
+        while docker(&self.host(), &["version"]).is_err() {
+            assert!(begin.elapsed() < SOON, "{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+            // One that was started while the former one's containerd was still ending gives up.
+            if let Ok(Some(_)) = self.daemon.as_mut().unwrap().try_wait() {
+                self.daemon = Some(self.spawn());
+            }
+        }
+    }
+
+    fn spawn(&self) -> Child {
         let log =
             std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
         let _ = std::fs::remove_file(self.path("docker.pid"));
-        let daemon = Command::new("dockerd")
+        Command::new("dockerd")
             .args(["--host", &self.host(), "--live-restore", "--log-level", "warn"])
             .args(["--bridge", "none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"])
             .arg("--config-file")
@@ -173,13 +186,7 @@ impl Engine {
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
-            .unwrap();
-        self.daemon = Some(daemon);
-        let begin = Instant::now();
-        while docker(&self.host(), &["version"]).is_err() {
-            assert!(begin.elapsed() < SOON, "{}", self.log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            .unwrap()
     }
 
     fn log(&self) -> String {

@@ -10,5 +10,5 @@ mod faults;
 mod hardening;
 mod images;
 mod pool;
-mod registry;
 mod reach;
+mod registry;

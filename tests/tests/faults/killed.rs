@@ -26,7 +26,7 @@ const ON_AN_ENGINE: &[Change] = &[
 ];
 
 /// At how many of the pauses that one call of an engine makes the harness is killed.
-const PAUSES: usize = 6;
+const PAUSES: usize = 5;
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -94,8 +94,8 @@ async fn at_each_step(place: Place, change: Change) -> Check<Option<String>> {
     if failures.is_empty() { Ok(None) } else { Err(Failure::from(failures.join("\n"))) }
 }
 
-/// The steps at which it is killed: all of them here. On an engine, which takes its time, of the pauses in
-/// one call only some, from the first to the last.
+/// The steps at which it is killed: all of them here. On an engine, which takes its time, no two of them with
+/// nothing in between; and of the pauses in one call only some, from the first to the last.
 pub(crate) fn chosen<'a>(place: &Place, steps: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let steps: Vec<&str> = steps.collect();
     if matches!(place, Place::Here { .. }) {
@@ -108,7 +108,13 @@ pub(crate) fn chosen<'a>(place: &Place, steps: impl Iterator<Item = &'a str>) ->
         let alike = |part: &[&str]| part.iter().filter(|other| call(other) == call(step)).count();
         let (before, all) = (alike(&steps[..index]), alike(&steps));
         let spread = |part: usize| part * (all - 1) / (PAUSES - 1);
-        if !step.starts_with("within") || (0..PAUSES).any(|part| spread(part) == before) {
+        let wanted = if step.starts_with("within") {
+            (0..PAUSES).any(|part| spread(part) == before)
+        } else {
+            let follows = index > 0 && steps[index - 1].starts_with("after");
+            !(step.starts_with("before") && follows)
+        };
+        if wanted {
             chosen.push(*step);
         }
     }

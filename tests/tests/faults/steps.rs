@@ -276,6 +276,10 @@ impl SandboxBackend for SteppedBackend {
         self.steps.throughout("teardown", self.inner.teardown(instance)).await
     }
 
+    async fn retire(&self, instance: &Instance) -> Result<()> {
+        self.steps.throughout("retire instance", self.inner.retire(instance)).await
+    }
+
     async fn inventory(&self) -> Result<Vec<Found>> {
         self.inner.inventory().await
     }

@@ -8,7 +8,7 @@ use sandbox_core::{
 
 use crate::{
     backends::{Backends, Hosts},
-    progress::{ProgressSink, Pulls},
+    progress::{ProgressSink, Pulls, Uploads},
 };
 
 /// The settings of this call.
@@ -17,6 +17,8 @@ pub(crate) struct App {
     pub(crate) state_dir: Option<PathBuf>,
     pub(crate) profiles_dir: Option<PathBuf>,
     pub(crate) ssh_config: Option<PathBuf>,
+    pub(crate) compose: String,
+    pub(crate) compose_env: Vec<String>,
     pub(crate) quiet: bool,
 }
 
@@ -75,6 +77,11 @@ impl App {
     /// Tells how the fetching of images goes on.
     pub(crate) fn pulls(&self) -> Pulls {
         Pulls::new(!self.quiet, std::io::stderr().is_terminal())
+    }
+
+    /// Tells how the sending of workspaces goes on.
+    pub(crate) fn uploads(&self) -> Uploads {
+        Uploads::new(!self.quiet, std::io::stderr().is_terminal())
     }
 
     /// A manager on the state directory, for the sandboxes that there are.

@@ -10,7 +10,7 @@ use clap::{Args, builder::BoolishValueParser};
 use sandbox_bwrap::BwrapBackend;
 use sandbox_core::{Error, ErrorKind, FileJournal, Journal, Known, SandboxBackend};
 use sandbox_docker::DockerBackend;
-use sandbox_ssh::{SshBackend, SshBackendBuilder};
+use sandbox_ssh::{Compose, SshBackend, SshBackendBuilder};
 use sha2::{Digest, Sha256};
 
 use crate::app::{App, Fail};
@@ -18,7 +18,7 @@ use crate::app::{App, Fail};
 /// Where a container engine listens if nobody says otherwise.
 const DOCKER_SOCKET: &str = "/var/run/docker.sock";
 
-/// On which host, for backends that have hosts.
+// On which host. A comment for the documentation would become the help of the commands that have it.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct OnHost {
     /// On this host, for backends that have hosts: as `ssh` knows it, an alias, a name or an address,
@@ -78,8 +78,36 @@ impl App {
         backends.add("ext.bwrap", bwrap);
         backends.add("ext.docker", self.docker(&state));
         let ssh = self.ssh(hosts, &known);
-        backends.add("ext.ssh", ssh.and_then(SshBackendBuilder::build));
+        let machines = ssh.clone().map(SshBackendBuilder::the_machines_are_the_sandboxes);
+        let compose = self.compose()?;
+        let composed =
+            ssh.clone().map(|ssh| ssh.compose_with_the_account_as_the_only_isolation(compose));
+        for (id, builder) in
+            [("ext.ssh", ssh), ("ext.vm-packer", machines), ("ext.compose-ssh", composed)]
+        {
+            let made = builder.and_then(SshBackendBuilder::build);
+            // What was asked for is the caller's.
+            if let Err(error) = &made
+                && error.kind() == ErrorKind::InvalidSpec
+            {
+                return Err(error.clone().into());
+            }
+            backends.add(id, made);
+        }
         Ok(backends)
+    }
+
+    /// How compose projects are brought up on other hosts.
+    fn compose(&self) -> Result<Compose, Error> {
+        let mut compose = Compose::new().command(self.compose.split_whitespace());
+        for pair in &self.compose_env {
+            let (key, value) = pair.split_once('=').ok_or_else(|| {
+                let message = format!("{pair:?} is no KEY=VALUE");
+                Error::new(ErrorKind::InvalidSpec, "configure compose", message)
+            })?;
+            compose = compose.env(key, value);
+        }
+        Ok(compose)
     }
 
     /// The container engine that the `docker` program would use, if there is one.
@@ -109,7 +137,8 @@ impl App {
             let message = "there is no program `ssh` in PATH";
             return Err(Error::new(ErrorKind::Unavailable, "connect", message));
         }
-        let mut ssh = SshBackend::builder();
+        let uploads = self.uploads();
+        let mut ssh = SshBackend::builder().on_upload(move |progress| uploads.tell(progress));
         for host in &hosts.wanted {
             ssh = ssh.host(host);
         }
@@ -142,7 +171,9 @@ async fn known_hosts(state: &Path, of_the_past: bool) -> Result<Vec<String>, Fai
         if let Some(Known::Requested { spec, .. }) = events.first().and_then(|event| event.known())
         {
             for host in &spec.hosts {
-                if !hosts.contains(host) {
+                // What is no host was asked for in vain.
+                let is_host = || SshBackend::builder().known_host(host).build().is_ok();
+                if !hosts.contains(host) && is_host() {
                     hosts.push(host.clone());
                 }
             }

@@ -190,16 +190,20 @@ async fn pass_on(sandbox: &Sandbox, mut process: Process, tty: bool) -> Result<u
     }
 }
 
-/// Waits for somebody to end this process; the signal's number.
-pub(crate) async fn interrupted() -> u8 {
+/// Waits for somebody to end this process; the signal's number. Signals are seen from the call on, and not
+/// only once it is waited for.
+pub(crate) fn interrupted() -> impl Future<Output = u8> {
     let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-    let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => 2,
-        _ = terminate.recv() => 15,
-        _ = hangup.recv() => 1,
+    let signals = kinds.map(signal);
+    async move {
+        let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = signals else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = interrupt.recv() => 2,
+            _ = terminate.recv() => 15,
+            _ = hangup.recv() => 1,
+        }
     }
 }
 

@@ -63,16 +63,16 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
     let sandbox = app.open(&id).await?;
     let local = (Ipv4Addr::LOCALHOST, ports.local);
     let mut forward = sandbox.forward(local, ports.inside, &app.sink()).await?;
+    let interrupted = interrupted();
+    tokio::pin!(interrupted);
     output::record(&json!({
         "sandbox_id": sandbox.id(),
         "local": forward.local_addr(),
         "port": forward.port(),
     }))?;
-    let interrupted = interrupted();
-    tokio::pin!(interrupted);
     loop {
         tokio::select! {
-            _ = &mut interrupted => return Ok(0),
+            _ = &mut interrupted => break,
             refused = forward.refused() => match refused {
                 Some(why) if !app.quiet => eprintln!("sandboxer: a connection was refused: {why}"),
                 Some(_) => {}
@@ -80,6 +80,8 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
             },
         }
     }
+    forward.close().await;
+    Ok(0)
 }
 
 #[cfg(test)]

@@ -43,6 +43,14 @@ struct Cli {
     /// The configuration of `ssh`, instead of the user's own.
     #[arg(long, global = true, env = "SANDBOXER_SSH_CONFIG", value_name = "FILE")]
     ssh_config: Option<PathBuf>,
+    /// The compose command of other hosts, for sandboxes beside compose projects: words, with spaces between
+    /// them.
+    #[arg(long, global = true, env = "SANDBOXER_COMPOSE", value_name = "COMMAND")]
+    #[arg(default_value = "docker compose")]
+    compose: String,
+    /// Added there to the environment of compose, its engine and the sandbox; may be given again.
+    #[arg(long, global = true, env = "SANDBOXER_COMPOSE_ENV", value_name = "KEY=VALUE")]
+    compose_env: Vec<String>,
     /// No progress, only errors.
     #[arg(long, short, global = true)]
     quiet: bool,
@@ -73,6 +81,8 @@ Environment:
   SANDBOXER_HOST            --host, where that is not given: sandboxes are made there, over SSH
   SANDBOXER_ACCEPT_ACCOUNT  1 is --accept-account-as-isolation
   SANDBOXER_SSH_CONFIG      the configuration of `ssh`; without it, the user's own
+  SANDBOXER_COMPOSE         the compose command of other hosts; without it, `docker compose`
+  SANDBOXER_COMPOSE_ENV     KEY=VALUE, for that command
   DOCKER_HOST, DOCKER_CONTEXT  the container engine, as the `docker` program takes them";
 
 #[derive(Debug, Subcommand)]
@@ -125,8 +135,8 @@ fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<u8, Fail> {
-    let Cli { state_dir, profiles_dir, ssh_config, quiet, command } = cli;
-    let app = App { state_dir, profiles_dir, ssh_config, quiet };
+    let Cli { state_dir, profiles_dir, ssh_config, compose, compose_env, quiet, command } = cli;
+    let app = App { state_dir, profiles_dir, ssh_config, compose, compose_env, quiet };
     match command {
         Command::Life(command) => life::run(&app, command).await,
         Command::Exec(command) => exec::run(&app, command).await,

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use indicatif::{ProgressBar, ProgressStyle};
 use sandbox_core::{Known, Progress, SandboxEvent, SinkError, TurnEventSink, TurnId};
 use sandbox_docker::PullProgress;
+use sandbox_ssh::UploadProgress;
 
 /// A sink that tells what a call does to a sandbox.
 #[derive(Debug)]
@@ -174,6 +175,48 @@ impl Pulls {
 }
 
 impl Drop for Pulls {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Workspaces on their way to other hosts: a bar on a terminal, a line for each otherwise.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    tell: bool,
+    bar: Option<ProgressBar>,
+}
+
+impl Uploads {
+    pub(crate) fn new(tell: bool, terminal: bool) -> Self {
+        let bar = (tell && terminal).then(ProgressBar::hidden);
+        Self { tell, bar }
+    }
+
+    pub(crate) fn tell(&self, progress: &UploadProgress) {
+        let UploadProgress { host, files, total_files, done, total, .. } = progress;
+        // Not before the host has said what it does not have, nor if it has all.
+        let (Some(total_files @ 1..), Some(total)) = (total_files, total) else { return };
+        let Some(bar) = &self.bar else {
+            // Not each piece of it.
+            if self.tell && (*files, *done) == (0, 0) {
+                eprintln!("sandboxer: bringing {total_files} files, {total} bytes, to {host}");
+            }
+            return;
+        };
+        bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        bar.set_length(*total);
+        bar.set_position(*done);
+        bar.set_message(format!("{host}: {files} of {total_files} files"));
+        if files == total_files {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for Uploads {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -34,6 +34,7 @@ const IDLE: Duration = Duration::from_secs(15 * 60);
 /// Serves every process that connects, for ever.
 pub(super) async fn accept(guest: Arc<Guest>, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let refusals = Arc::new(Semaphore::new(MAX_CLIENTS));
     loop {
         let Ok((socket, _)) = listener.accept().await else {
             // Out of descriptors, most likely: some will come back.
@@ -41,9 +42,14 @@ pub(super) async fn accept(guest: Arc<Guest>, listener: TcpListener) {
             continue;
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            // Said at once or not at all: it takes no place.
-            let message = format!("{MAX_CLIENTS} connections are open, which is the limit");
-            let _ = socket.try_write(&response(503, &message));
+            // Beyond as many again nothing is said either.
+            if let Ok(place) = Arc::clone(&refusals).try_acquire_owned() {
+                tokio::spawn(async move {
+                    let why = format!("{MAX_CLIENTS} connections are open, which is the limit");
+                    let _ = refuse(socket, 503, &why).await;
+                    drop(place);
+                });
+            }
             continue;
         };
         let guest = Arc::clone(&guest);
@@ -55,6 +61,8 @@ pub(super) async fn accept(guest: Arc<Guest>, listener: TcpListener) {
 }
 
 async fn serve(guest: &Guest, mut socket: TcpStream) -> io::Result<()> {
+    // What is small and waits for an answer must not wait for more of it.
+    let _ = socket.set_nodelay(true);
     let mut bytes = Vec::new();
     let asked = tokio::time::timeout(PATIENCE, ask(&mut socket, &mut bytes)).await;
     let asked = asked.unwrap_or(Ok(Err((408, "the request took too long"))));

@@ -14,11 +14,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use sandbox_guest::{
-    Done, EgressCall, Failure, FailureKind, Response,
-    frame::{self},
-    mux::Stream,
-};
+use sandbox_guest::{Done, EgressCall, Failure, FailureKind, Response, frame, mux::Stream};
 use tokio::{
     io::ReadHalf,
     net::TcpListener,
