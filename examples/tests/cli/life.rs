@@ -80,7 +80,12 @@ fn a_profile_makes_a_sandbox() {
         assert_eq!(longest["ttl"], "1d", "capped at the maximum");
         let said = cli.fails(1, &["create", "--profile", "nope"]);
         assert!(said.contains("profile.agent-dev"), "{said}");
-        let said = cli.fails(1, &["create", "--profile", "compose-e2e"]);
+        let profiles = cli.path("profiles");
+        fs::create_dir(&profiles).unwrap();
+        let text = "id: profile.elsewhere\nversion: \"1\"\nextension: ext.nowhere\n";
+        fs::write(profiles.join("elsewhere.yaml"), text).unwrap();
+        let dir = profiles.to_string_lossy().into_owned();
+        let said = cli.fails(1, &["--profiles-dir", &dir, "create", "--profile", "elsewhere"]);
         assert!(said.contains("no such backend"), "{said}");
     });
 }
