@@ -7,6 +7,7 @@
 struct Readme;
 
 pub mod custom_backend;
+pub mod figures;
 pub mod fingerprint;
 pub mod project;
 pub mod scene;

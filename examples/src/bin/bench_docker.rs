@@ -2,14 +2,14 @@
 //! each with what was asked for and whether it was met. On the engine of `scripts/containers`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs talk to people")]
 
-use std::{
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::time::Instant;
 
 use sandbox_core::{Command, CreateSandbox, Root, Sandbox, SandboxManager, Suppressed};
 use sandbox_docker::{DockerBackend, PoolOptions, PullPolicy};
-use sandbox_examples::Outcome;
+use sandbox_examples::{
+    Outcome,
+    figures::{median, round, succeed, timed},
+};
 
 const SINK: Suppressed = Suppressed;
 
@@ -225,28 +225,6 @@ async fn settle() -> Outcome {
     succeed(tokio::process::Command::new("sync")).await
 }
 
-async fn succeed(mut command: tokio::process::Command) -> Outcome {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let output = command.output().await?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).into_owned().into())
-    }
-}
-
-async fn timed<T, E>(work: impl Future<Output = Result<T, E>>) -> Result<Duration, E> {
-    let start = Instant::now();
-    work.await?;
-    Ok(start.elapsed())
-}
-
-fn median(times: &[Duration]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort();
-    sorted.get(sorted.len() / 2).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
-}
-
 /// What a figure must be, beside its peer's.
 #[derive(Clone, Copy)]
 enum Asked {
@@ -257,7 +235,6 @@ enum Asked {
 }
 
 fn report(metric: &str, value: f64, peer: &str, peer_value: f64, asked: Asked) {
-    let round = |figure: f64| (figure * 1000.0).round() / 1000.0;
     let ratio = value / peer_value;
     let (asked, met) = match asked {
         Asked::AtMost(most) => (format!("at most {most} times"), ratio <= most),

@@ -15,7 +15,10 @@ use std::{
 };
 
 use sandbox_core::{Command, CreateSandbox, Sandbox, SandboxManager, Suppressed};
-use sandbox_examples::Outcome;
+use sandbox_examples::{
+    Outcome,
+    figures::{median, round, succeed, timed},
+};
 use sandbox_ssh::SshBackend;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -280,16 +283,6 @@ fn hold_back(mut from: TcpStream, mut to: TcpStream) {
     });
 }
 
-async fn succeed(mut command: tokio::process::Command) -> Outcome {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let output = command.output().await?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).into_owned().into())
-    }
-}
-
 /// Runs a command and reads its output.
 async fn drain(mut command: tokio::process::Command) -> Outcome {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
@@ -303,18 +296,6 @@ async fn drain(mut command: tokio::process::Command) -> Outcome {
         return Ok(());
     }
     Err(format!("{total} bytes came").into())
-}
-
-async fn timed<T, E>(work: impl Future<Output = Result<T, E>>) -> Result<Duration, E> {
-    let start = Instant::now();
-    work.await?;
-    Ok(start.elapsed())
-}
-
-fn median(times: &[Duration]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort();
-    sorted.get(sorted.len() / 2).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
 }
 
 /// What a figure must be, beside its peer's.
@@ -336,7 +317,6 @@ struct Line<'a> {
 
 impl Line<'_> {
     fn beside(&self, peer: &str, peer_value: f64, asked: Option<Asked>) {
-        let round = |figure: f64| (figure * 1000.0).round() / 1000.0;
         let mut line = json!({
             "metric": self.metric, "backend": "ssh", "host": self.of, "value": round(self.value),
             "unit": "ms", "peer": peer, "peer_value": round(peer_value),

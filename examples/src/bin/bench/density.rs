@@ -3,13 +3,15 @@
 use std::{path::Path, time::Instant};
 
 use sandbox_core::{Command, Reachability, Sandbox, SandboxManager, ShellOptions};
-use sandbox_examples::Outcome;
+use sandbox_examples::{
+    Outcome,
+    figures::{percentile, succeed, timed},
+};
 use tokio::task::JoinSet;
 
 use crate::{
     SINK, create, memory,
-    report::{percentile, report, report_plain, timed},
-    succeed,
+    report::{report, report_plain},
 };
 
 const AT_ONCE: usize = 32;

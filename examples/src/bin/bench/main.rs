@@ -11,13 +11,16 @@ mod memory;
 mod report;
 mod transfer;
 
-use std::{path::Path, process::Stdio, time::Instant};
+use std::{path::Path, time::Instant};
 
 use sandbox_bwrap::BwrapBackend;
 use sandbox_core::{Command, CreateSandbox, Sandbox, SandboxManager, Suppressed};
-use sandbox_examples::Outcome;
+use sandbox_examples::{
+    Outcome,
+    figures::{percentile, succeed, timed},
+};
 
-use crate::report::{percentile, report, timed};
+use crate::report::report;
 
 const SINK: Suppressed = Suppressed;
 
@@ -184,14 +187,4 @@ fn bare_bwrap() -> tokio::process::Command {
         "/bin/true",
     ]);
     command
-}
-
-async fn succeed(mut command: tokio::process::Command) -> Outcome {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = command.output().await?;
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).into_owned().into())
-    }
 }

@@ -1,7 +1,8 @@
 //! Figures, and how they are printed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use sandbox_examples::figures::round;
 use serde_json::{Value, json};
 
 /// A figure beside a peer's.
@@ -49,23 +50,6 @@ pub(crate) fn report_plain(metric: &str, value: f64, unit: &str, of: &str) {
 
 fn print(line: &Value) {
     println!("{line}");
-}
-
-fn round(figure: f64) -> f64 {
-    (figure * 1000.0).round() / 1000.0
-}
-
-pub(crate) async fn timed<T, E>(work: impl Future<Output = Result<T, E>>) -> Result<Duration, E> {
-    let start = Instant::now();
-    work.await?;
-    Ok(start.elapsed())
-}
-
-pub(crate) fn percentile(times: &[Duration], percent: usize) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort();
-    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
-    sorted.get(at).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
 }
 
 /// Megabytes (10⁶ bytes) a second.

@@ -3,13 +3,16 @@
 use std::{path::Path, time::Duration};
 
 use sandbox_core::{Command, DownloadOptions, SandboxManager, UploadOptions};
-use sandbox_examples::Outcome;
+use sandbox_examples::{
+    Outcome,
+    figures::{percentile, succeed, timed},
+};
 
 use crate::{
     SINK, create,
     memory::Watch,
-    report::{Figure, percentile, rate, report_bounded, timed},
-    settle, succeed,
+    report::{Figure, rate, report_bounded},
+    settle,
 };
 
 const MIB: u64 = 1024 * 1024;
