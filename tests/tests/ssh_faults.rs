@@ -9,6 +9,8 @@
     reason = "the tests that cut the link take turns, each on its own thread"
 )]
 
+mod ssh_scene;
+
 use std::{
     fs,
     io::Write,
@@ -19,146 +21,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox_core::{
-    Command, CreateSandbox, ErrorKind, Network, Sandbox, SandboxManager, Suppressed,
-};
-use sandbox_ssh::{SshBackend, SshBackendBuilder, UploadProgress};
-use tempfile::TempDir;
+use sandbox_core::{Command, CreateSandbox, ErrorKind, Network, SandboxManager, Suppressed};
+use sandbox_ssh::{SshBackend, UploadProgress};
+use ssh_scene::{HOSTS, PATIENCE, Scene, sh, soon, until};
 
-/// Where the hosts are; `scripts/hosts env` says it.
-const HOSTS: &str = "SANDBOX_SSH_HOSTS";
 /// Set for a harness that is to be killed.
 const VICTIM: &str = "SANDBOX_SSH_VICTIM";
-/// How long to wait for what must come. Nothing measures it; it tells a hang.
-const PATIENCE: Duration = Duration::from_secs(90);
 
 /// There is one link that can be cut.
 static LINK: Mutex<()> = Mutex::new(());
 
-fn hosts() -> Option<PathBuf> {
-    let hosts = std::env::var_os(HOSTS).map(PathBuf::from);
-    if hosts.is_none() {
-        let _ = std::io::stderr().write_all(format!("skipped: {HOSTS} is not set\n").as_bytes());
+/// A scene whose host is far away, for whoever has its turn; `None` where there is no link that can be cut.
+fn far() -> Option<(Scene, std::sync::MutexGuard<'static, ()>)> {
+    let scene = Scene::new()?;
+    if !scene.has("far") {
+        return None;
     }
-    hosts
-}
-
-/// A harness with a configuration of its own, by which its processes can be told.
-struct Scene {
-    hosts: PathBuf,
-    dir: TempDir,
-}
-
-impl Scene {
-    fn new() -> Option<Self> {
-        let hosts = hosts()?;
-        let dir = tempfile::Builder::new().prefix("sandbox-test-").tempdir().unwrap();
-        let text = fs::read_to_string(hosts.join("config")).unwrap();
-        fs::write(dir.path().join("config"), text).unwrap();
-        Some(Self { hosts, dir })
-    }
-
-    /// `None` where there is no link that can be cut.
-    fn far() -> Option<(Self, std::sync::MutexGuard<'static, ()>)> {
-        let scene = Self::new()?;
-        if !scene.hosts.join("link").exists() {
-            let root = fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0);
-            assert!(!root, "root's hosts have a far one");
-            let _ = std::io::stderr().write_all(b"skipped: there is no far host here\n");
-            return None;
-        }
-        let guard = LINK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        Some((scene, guard))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn builder(&self, host: &str) -> SshBackendBuilder {
-        SshBackend::builder()
-            .host(host)
-            .config_file(self.path("config"))
-            .state_dir(self.path("host"))
-            .program_dir(self.hosts.join("cache"))
-            .keep_alive(Duration::from_secs(1), 3)
-    }
-
-    async fn manager(&self, backend: SshBackend) -> SandboxManager {
-        let builder = SandboxManager::builder().state_dir(self.path("state"));
-        builder.backend(backend).build().await.unwrap()
-    }
-
-    /// The processes of `ssh` that use this configuration.
-    fn connections(&self) -> Vec<u32> {
-        let config = self.path("config");
-        let mut found = Vec::new();
-        for entry in fs::read_dir("/proc").unwrap() {
-            let Some(pid) = entry.unwrap().file_name().to_str().and_then(|name| name.parse().ok())
-            else {
-                continue;
-            };
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            let ssh = words.first().is_some_and(|word| word.ends_with(b"ssh"));
-            if ssh && words.contains(&config.as_os_str().as_encoded_bytes()) {
-                found.push(pid);
-            }
-        }
-        found
-    }
-
-    async fn until_no_connection(&self) {
-        until("no connection", || self.connections().is_empty()).await;
-    }
-
-    /// Cuts the link until what went over it has noticed, and mends it.
-    async fn cut(&self) {
-        let link = fs::read_to_string(self.hosts.join("link")).unwrap().trim().to_owned();
-        let before = self.connections();
-        assert!(!before.is_empty());
-        set(&link, "down");
-        let cut = Cut(link);
-        // New ones are tried all the while.
-        let gone = || self.connections().iter().all(|pid| !before.contains(pid));
-        until("the end of a connection", gone).await;
-        drop(cut);
-    }
-}
-
-/// A link that is cut, until this is dropped.
-struct Cut(String);
-
-impl Drop for Cut {
-    fn drop(&mut self) {
-        set(&self.0, "up");
-    }
-}
-
-fn set(link: &str, state: &str) {
-    let done = HostCommand::new("ip").args(["link", "set", link, state]).status().unwrap();
-    assert!(done.success());
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "it does not come: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(PATIENCE, future).await {
-        Ok(done) => done,
-        Err(_) => panic!("it hangs: {what}"),
-    }
-}
-
-async fn sh(sandbox: &Sandbox, text: &str) -> String {
-    let run = sandbox.exec(Command::shell(text), &Suppressed).await.unwrap();
-    assert!(run.outcome.is_success(), "{text}: {:?} {}", run.outcome, run.stderr.text());
-    run.stdout.text().trim_end().to_owned()
+    let guard = LINK.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Some((scene, guard))
 }
 
 fn bytes_of(chunk: sandbox_core::Chunk) -> Vec<u8> {
@@ -189,7 +69,7 @@ fn has(dir: &Path, prefix: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_that_is_cut_in_the_middle_of_output_loses_nothing() {
-    let Some((scene, _guard)) = Scene::far() else { return };
+    let Some((scene, _guard)) = far() else { return };
     let manager = scene.manager(scene.builder("far").build().unwrap()).await;
     let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
     // It writes until it is told that the link was cut and came back.
@@ -218,7 +98,7 @@ async fn a_link_that_is_cut_in_the_middle_of_output_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_that_is_cut_in_the_middle_of_an_upload_is_taken_up_again() {
-    let Some((scene, _guard)) = Scene::far() else { return };
+    let Some((scene, _guard)) = far() else { return };
     let manager = scene.manager(scene.builder("far").build().unwrap()).await;
     let workspace = scene.path("workspace");
     repository(&workspace);
@@ -244,7 +124,7 @@ async fn a_link_that_is_cut_in_the_middle_of_an_upload_is_taken_up_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_that_is_cut_in_the_middle_of_a_snapshot_leaves_the_sandbox_whole() {
-    let Some((scene, _guard)) = Scene::far() else { return };
+    let Some((scene, _guard)) = far() else { return };
     let manager = scene.manager(scene.builder("far").build().unwrap()).await;
     let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
     sh(&sandbox, "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i > f$i; done").await;
@@ -289,7 +169,7 @@ async fn nothing_of_ours_outlives_the_manager() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_victim() {
     let Some(dir) = std::env::var_os(VICTIM).map(PathBuf::from) else { return };
-    let hosts = hosts().unwrap();
+    let hosts = PathBuf::from(std::env::var_os(HOSTS).unwrap());
     let backend = SshBackend::builder()
         .host("near")
         .config_file(dir.join("config"))
@@ -519,13 +399,9 @@ async fn the_one_liner_works_when_pasted() {
         let state = scene.path(awkward);
         let mut builder = scene.builder(host).state_dir(&state);
         if host == "account" {
-            let home = fs::metadata(scene.hosts.join("home")).unwrap();
             fs::create_dir(&state).unwrap();
-            std::os::unix::fs::chown(&state, Some(home.uid()), Some(home.gid())).unwrap();
-            fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
-            builder = builder
-                .program_dir(scene.hosts.join("home"))
-                .accept_the_account_as_the_only_isolation();
+            scene.give(&state);
+            builder = builder.accept_the_account_as_the_only_isolation();
         }
         let backend = builder.tunnel_hint("bridge", None).identity_hint("warden").build().unwrap();
         let manager = SandboxManager::builder().state_dir(scene.path(&format!("state-{host}")));
@@ -569,15 +445,12 @@ async fn the_one_liner_works_when_pasted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jump_hosts_and_fallbacks_are_used() {
     let Some(scene) = Scene::new() else { return };
-    if !scene.hosts.join("home").exists() {
-        let _ = std::io::stderr().write_all(b"skipped: there is no host to jump to here\n");
+    if !scene.has("jumped") {
         return;
     }
-    let home = fs::metadata(scene.hosts.join("home")).unwrap();
     let state = scene.path("host");
     fs::create_dir(&state).unwrap();
-    std::os::unix::fs::chown(&state, Some(home.uid()), Some(home.gid())).unwrap();
-    fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    scene.give(&state);
     // Nothing listens there.
     let config = scene.path("config");
     let text = fs::read_to_string(&config).unwrap();

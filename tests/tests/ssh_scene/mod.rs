@@ -16,9 +16,9 @@ use sandbox_ssh::{SshBackend, SshBackendBuilder};
 use tempfile::TempDir;
 
 /// Where the hosts are; `scripts/hosts env` says it.
-const HOSTS: &str = "SANDBOX_SSH_HOSTS";
+pub(crate) const HOSTS: &str = "SANDBOX_SSH_HOSTS";
 /// How long to wait for what must come. Nothing measures it; it tells a hang.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Says why a test is not run.
 pub(crate) fn skip(why: &str) {
@@ -26,8 +26,8 @@ pub(crate) fn skip(why: &str) {
 }
 
 pub(crate) struct Scene {
-    hosts: PathBuf,
-    dir: TempDir,
+    pub(crate) hosts: PathBuf,
+    pub(crate) dir: TempDir,
 }
 
 impl Scene {
@@ -97,7 +97,7 @@ impl Scene {
     }
 
     /// The processes of `ssh` that use this configuration.
-    fn connections(&self) -> Vec<u32> {
+    pub(crate) fn connections(&self) -> Vec<u32> {
         let config = self.path("config");
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").unwrap() {
@@ -113,6 +113,10 @@ impl Scene {
             }
         }
         found
+    }
+
+    pub(crate) async fn until_no_connection(&self) {
+        until("no connection", || self.connections().is_empty()).await;
     }
 
     /// Cuts the link to `far` until what went over it has noticed, and mends it.
@@ -147,7 +151,7 @@ pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "it does not come: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
