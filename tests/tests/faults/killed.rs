@@ -1,6 +1,10 @@
 //! The harness is killed at each step of each change.
 
-use std::{fs, os::unix::process::ExitStatusExt, process::Stdio};
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    process::{ExitStatus, Stdio},
+};
 
 use libtest_mimic::Trial;
 use sandbox_conformance::{Check, Failure, holds, same};
@@ -124,14 +128,19 @@ pub(crate) fn chosen<'a>(place: &Place, steps: impl Iterator<Item = &'a str>) ->
 async fn at(place: Place, change: Change, step: &str) -> Check {
     let scene = Scene::on(place)?;
     let status = child::run(&format!("{change:?}"), &scene, Some(step))?;
-    // How often a call pauses, and a guest is connected to once more, may differ; all else is the same each
-    // time.
-    let killed = status.signal() == Some(9);
-    let may_differ = step.starts_with("within") || step.contains("connect (");
-    holds!(killed || status.success() && may_differ, "it is killed: {status}");
+    ended_at(step, status)?;
     let checked = check(&scene, change, step).await;
     let ended = scene.end_all().await;
     checked.and(ended)
+}
+
+/// It was killed there. How often a call pauses, and a guest is connected to once more, may differ, and then
+/// it came to its end; all else is the same each time.
+pub(crate) fn ended_at(step: &str, status: ExitStatus) -> Check {
+    let killed = status.signal() == Some(9);
+    let may_differ = step.starts_with("within") || step.contains("connect (");
+    holds!(killed || status.success() && may_differ, "it is killed: {status}");
+    Ok(())
 }
 
 /// The one who settles what was left open is killed too, at each of its steps.
