@@ -35,13 +35,16 @@ const CONNECTIONS: usize = 64;
 const AWAY: Duration = Duration::from_secs(60);
 /// How long to wait between two tries to reach it.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long the failure of a try is the answer to whoever asks next: to all who waited for it, that is, who
+/// would try one after another otherwise.
+const SAME_ANSWER: Duration = Duration::from_millis(200);
 
 /// A host.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) address: Address,
     pub(crate) settings: Arc<Settings>,
-    masters: AsyncMutex<Vec<Arc<Master>>>,
+    masters: AsyncMutex<Masters>,
     /// Connections that broke, whose sessions the host may still serve.
     broken: Mutex<Vec<String>>,
     was_reached: AtomicBool,
@@ -292,7 +295,7 @@ impl Host {
 
     async fn give_up(&self, master: &Arc<Master>) {
         let mut masters = self.masters.lock().await;
-        masters.retain(|known| known.id != master.id);
+        masters.open.retain(|known| known.id != master.id);
         self.broken().push(master.id.clone());
     }
 
@@ -335,36 +338,54 @@ impl Host {
 
     async fn connection(&self) -> Result<(Arc<Master>, OwnedSemaphorePermit), Fault> {
         let mut masters = self.masters.lock().await;
-        masters.retain(|master| {
+        masters.open.retain(|master| {
             if master.is_dead() {
                 self.broken().push(master.id.clone());
             }
             !master.is_dead()
         });
-        for master in &*masters {
+        for master in &masters.open {
             if let Ok(permit) = Arc::clone(&master.sessions).try_acquire_owned() {
                 return Ok((Arc::clone(master), permit));
             }
         }
-        if masters.len() >= CONNECTIONS {
+        if masters.open.len() >= CONNECTIONS {
             let message =
                 format!("there are {CONNECTIONS} connections to {} already", self.address);
             return Err(Fault::Other(Error::new(ErrorKind::LimitExceeded, "connect", message)));
         }
+        if let Some((ended, error)) = &masters.failed
+            && ended.elapsed() < SAME_ANSWER
+        {
+            return Err(self.not_connected(error.clone()));
+        }
         let connected = Master::connect(&self.settings, &self.address).await;
         let master = Arc::new(connected.map_err(|error| {
-            match error.is_retryable() && self.was_reached.load(Ordering::Relaxed) {
-                true => Fault::Link(error),
-                false => Fault::Other(error),
-            }
+            masters.failed = Some((Instant::now(), error.clone()));
+            self.not_connected(error)
         })?);
         self.was_reached.store(true, Ordering::Relaxed);
         let permit = Arc::clone(&master.sessions).try_acquire_owned().map_err(|_| {
             Fault::Other(Error::new(ErrorKind::Backend, "connect", "a new connection is full"))
         })?;
-        masters.push(Arc::clone(&master));
+        masters.open.push(Arc::clone(&master));
         Ok((master, permit))
     }
+
+    fn not_connected(&self, error: Error) -> Fault {
+        match error.is_retryable() && self.was_reached.load(Ordering::Relaxed) {
+            true => Fault::Link(error),
+            false => Fault::Other(error),
+        }
+    }
+}
+
+/// The connections to a host.
+#[derive(Debug, Default)]
+struct Masters {
+    open: Vec<Arc<Master>>,
+    /// When the last try that failed did, and why.
+    failed: Option<(Instant, Error)>,
 }
 
 /// What a host can separate sandboxes with.

@@ -1,6 +1,7 @@
 //! Backends around backends, to see what happens when one fails, is slow, or is wrong.
 
 use std::{
+    collections::HashSet,
     fmt::Debug,
     sync::{
         Arc, Mutex, PoisonError,
@@ -10,9 +11,9 @@ use std::{
 
 use async_trait::async_trait;
 use sandbox_core::{
-    BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
-    Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest, SnapshotTaken,
-    Usage,
+    BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceId,
+    InstanceState, Provision, Reachability, Result, SandboxBackend, SnapshotData, SnapshotRequest,
+    SnapshotTaken, Usage,
 };
 use tokio::sync::Notify;
 
@@ -289,5 +290,40 @@ impl Decoration for Slow {
         self.made.store(true, Ordering::Release);
         self.go_on.notified().await;
         made
+    }
+}
+
+/// Says what becomes of an instance only when it is asked about another one meanwhile.
+#[derive(Debug, Default)]
+pub struct Gathering {
+    asked: Mutex<HashSet<InstanceId>>,
+    another: Notify,
+}
+
+impl Gathering {
+    /// How many instances it was asked about.
+    pub fn asked(&self) -> usize {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+#[async_trait]
+impl Decoration for Gathering {
+    async fn inspect(
+        &self,
+        inner: &dyn SandboxBackend,
+        instance: &Instance,
+    ) -> Result<InstanceState> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).insert(instance.id.clone());
+        self.another.notify_waiters();
+        loop {
+            let another = self.another.notified();
+            tokio::pin!(another);
+            another.as_mut().enable();
+            if self.asked() > 1 {
+                return inner.inspect(instance).await;
+            }
+            another.await;
+        }
     }
 }

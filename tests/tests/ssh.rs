@@ -15,21 +15,6 @@ use sandbox_ssh::SshBackend;
 /// Where the hosts are; `scripts/hosts env` says it.
 const HOSTS: &str = "SANDBOX_SSH_HOSTS";
 
-/// Set to have all cases on all subjects.
-const WHOLE: &str = "SANDBOX_SSH_WHOLE";
-
-/// What may differ for an ordinary account: how a sandbox is made, what it sees and may do.
-fn user(case: &str) -> bool {
-    ["life::", "safety::", "network::", "snapshots::"].iter().any(|about| case.starts_with(about))
-}
-
-/// What may differ without bubblewrap: files, snapshots, and the ends of processes.
-fn bare(case: &str) -> bool {
-    ["life::", "loss::", "ends::", "snapshots::", "changes::", "files::"]
-        .iter()
-        .any(|about| case.starts_with(about))
-}
-
 fn main() -> ExitCode {
     let Some(hosts) = std::env::var_os(HOSTS).map(PathBuf::from) else {
         let line = format!("no subject: {HOSTS} is not set; see scripts/hosts\n");
@@ -38,12 +23,8 @@ fn main() -> ExitCode {
     };
     let mut subjects = vec![subject("ssh", &hosts, "near", None)];
     if let Some(account) = account(&hosts) {
-        for (name, host, part) in
-            [("ssh_user", "user", user as fn(&str) -> bool), ("ssh_account", "account", bare)]
-        {
-            let subject = subject(name, &hosts, host, Some(account));
-            let whole = std::env::var_os(WHOLE).is_some();
-            subjects.push(if whole { subject } else { subject.part(part) });
+        for (name, host) in [("ssh_user", "user"), ("ssh_account", "account")] {
+            subjects.push(subject(name, &hosts, host, Some(account)));
         }
     }
     run(subjects)

@@ -21,7 +21,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox_core::{Command, CreateSandbox, ErrorKind, Network, SandboxManager, Suppressed};
+use sandbox_core::{
+    Command, CreateSandbox, ErrorKind, Network, SandboxBackend, SandboxManager, Suppressed,
+};
 use sandbox_ssh::{SshBackend, UploadProgress};
 use ssh_scene::{HOSTS, PATIENCE, Scene, sh, soon, until};
 
@@ -208,7 +210,7 @@ async fn nothing_of_a_killed_harness_stays_and_its_lease_ends_the_rest() {
     // Nobody uses it, so that nobody renews its lease.
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let found = sandbox_core::SandboxBackend::inventory(&backend).await.unwrap();
+        let found = SandboxBackend::inventory(&backend).await.unwrap();
         if found.iter().all(|one| one.state == sandbox_core::InstanceState::Stopped) {
             break;
         }
@@ -241,7 +243,7 @@ async fn unknown_and_changed_host_keys_are_refused_and_told_apart() {
     ] {
         fs::write(&known, lines).unwrap();
         let backend = scene.builder("near").build().unwrap();
-        let probed = sandbox_core::SandboxBackend::probe(&backend).await;
+        let probed = SandboxBackend::probe(&backend).await;
         match says {
             Some(says) => {
                 let error = probed.unwrap_err();
@@ -270,7 +272,7 @@ async fn who_is_not_let_in_is_told_so() {
     let text = text.replace(identity.to_str().unwrap(), key.to_str().unwrap());
     fs::write(&config, text).unwrap();
     let backend = scene.builder("near").build().unwrap();
-    let error = sandbox_core::SandboxBackend::probe(&backend).await.unwrap_err();
+    let error = SandboxBackend::probe(&backend).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(error.to_string().contains("does not let us in"), "{error}");
 }
@@ -295,7 +297,7 @@ async fn many_at_once_bring_the_program_once() {
     let mut all = Vec::new();
     for _ in 0..6 {
         let backend = scene.builder("near").program_dir(&programs).build().unwrap();
-        all.push(tokio::spawn(async move { sandbox_core::SandboxBackend::probe(&backend).await }));
+        all.push(tokio::spawn(async move { SandboxBackend::probe(&backend).await }));
     }
     let first = async {
         until("a program", || has(&programs, "sandbox-host-") && inode(&programs).is_some()).await;
@@ -465,4 +467,39 @@ async fn jump_hosts_and_fallbacks_are_used() {
     sandbox.destroy(&Suppressed).await.unwrap();
     drop((sandbox, manager));
     scene.until_no_connection().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_who_wait_for_a_host_that_does_not_answer_hear_it_at_once() {
+    let Some(scene) = Scene::new() else { return };
+    // It takes connections, and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let text = fs::read_to_string(scene.path("config")).unwrap();
+    let host = format!("Host silent\n    HostName 127.0.0.1\n    Port {port}\n");
+    fs::write(scene.path("config"), host + &text).unwrap();
+    let tried = tokio::spawn(async move {
+        let mut connections = Vec::new();
+        loop {
+            let next = tokio::time::timeout(Duration::from_secs(5), silent.accept()).await;
+            let Ok(connection) = next else { return connections.len() };
+            connections.push(connection.unwrap());
+        }
+    });
+    let builder = scene.builder("silent").connect_timeout(Duration::from_secs(2));
+    let backend = builder.build().unwrap();
+    let mut asking = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let backend = backend.clone();
+        asking.spawn(async move { backend.inventory().await });
+    }
+    while let Some(answer) = soon("an answer", asking.join_next()).await {
+        let error = answer.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    let tried = soon("the end of all tries", tried).await.unwrap();
+    assert!(
+        (1..=2).contains(&tried),
+        "whoever asked before a try began is answered by it: {tried}"
+    );
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::task::JoinSet;
+
 use super::{
     Recorder, SandboxManager, ends,
     life::{self, finish_destroying},
@@ -11,6 +13,9 @@ use crate::{
     Error, Instance, InstanceState, Known, Result, SandboxState,
     record::{Intent, Record},
 };
+
+/// How many sandboxes are settled at the same time.
+const AT_ONCE: usize = 32;
 
 const VANISHED: &str = "the harness ended in the middle of it";
 
@@ -25,12 +30,21 @@ impl SandboxManager {
     /// `Journal` if the sandboxes cannot be listed. What cannot be settled now (a backend that cannot be
     /// reached) stays open, with a warning.
     pub async fn reconcile(&self) -> Result<()> {
-        for shared in self.live().await? {
-            if let Err(error) = self.reconcile_one(&shared).await {
-                tracing::warn!(%error, "not settled");
+        // A place that does not answer holds up nothing but what is there.
+        let mut live = self.live().await?.into_iter();
+        let mut settling = JoinSet::new();
+        loop {
+            for shared in live.by_ref().take(AT_ONCE - settling.len()) {
+                let manager = self.clone();
+                settling.spawn(async move { manager.reconcile_one(&shared).await });
+            }
+            match settling.join_next().await {
+                None => return Ok(()),
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => tracing::warn!(%error, "not settled"),
+                Some(Err(error)) => tracing::warn!(%error, "not settled"),
             }
         }
-        Ok(())
     }
 
     async fn reconcile_one(&self, shared: &Arc<super::Shared>) -> Result<()> {

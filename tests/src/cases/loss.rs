@@ -1,5 +1,7 @@
 //! Instances that vanish or die without anybody having asked for it.
 
+use std::sync::Arc;
+
 use rustix::process::Signal;
 use sandbox_core::{Command, ErrorKind, OnLost, Sandbox, SandboxState, Suppressed};
 
@@ -7,6 +9,7 @@ use super::cases;
 use crate::{
     Check, Context,
     context::{error_of, is_lost, is_ready, soon},
+    decorate::{Decorated, Gathering},
     holds, same,
 };
 
@@ -15,6 +18,7 @@ cases!("loss";
     [] a_killed_guest_is_lost_and_recorded_once,
     [] a_command_in_a_dying_sandbox_ends_as_lost,
     [] another_manager_notices_the_loss_when_it_is_built,
+    [] one_that_does_not_answer_holds_up_no_other,
     [Snapshot] a_lost_sandbox_comes_back_with_its_latest_snapshot,
     [Snapshot] a_lost_sandbox_without_a_policy_can_be_rewound,
     [] a_lost_sandbox_is_made_anew_where_that_is_asked_for,
@@ -79,6 +83,17 @@ async fn another_manager_notices_the_loss_when_it_is_built(cx: &Context) -> Chec
     let info = cx.another_manager().await?.list().await?.pop().ok_or("it lists nothing")?;
     same!(info.state, SandboxState::Lost);
     is_lost_once(cx, &sandbox).await
+}
+
+async fn one_that_does_not_answer_holds_up_no_other(cx: &Context) -> Check {
+    let (_first, second) = (cx.sandbox().await?, cx.sandbox().await?);
+    kill(cx, &second).await?;
+    let backend = Decorated::new(Arc::clone(&cx.backend), Gathering::default());
+    let building = cx.manager_with(Arc::<Decorated<Gathering>>::clone(&backend));
+    let manager = soon("a manager", building).await??;
+    same!(backend.decoration().asked(), 2);
+    same!(manager.open(second.id().as_str()).await?.info().await?.state, SandboxState::Lost);
+    Ok(())
 }
 
 async fn a_lost_sandbox_comes_back_with_its_latest_snapshot(cx: &Context) -> Check {
