@@ -149,24 +149,29 @@ pub(crate) async fn delete(shared: &Shared, snapshot: &SnapshotData) -> Result<(
     let docker = shared.docker(OPERATION).await?;
     let Image { image } = Image::of(snapshot)?;
     let Some(found) = find(shared, OPERATION, &image).await? else { return Ok(()) };
-    if is_needed(shared, OPERATION, &found).await? {
-        let options = TagImageOptionsBuilder::default().repo(KEPT).tag(&tag(&snapshot.id)).build();
-        docker
-            .tag_image(&image, Some(options))
-            .await
-            .map_err(asking(OPERATION, format!("keep {image} for what builds on it")))?;
-    }
-    // With another name this takes the name away; without one, the image.
-    let options = RemoveImageOptionsBuilder::default().build();
-    match docker.remove_image(&image, Some(options), None).await {
-        Err(error) if !is_missing(&error) => {
-            Err(asking(OPERATION, format!("remove the image {image}"))(error))
+    let mut needed = is_needed(shared, OPERATION, &found).await?;
+    loop {
+        if needed {
+            let tag = tag(&snapshot.id);
+            let options = TagImageOptionsBuilder::default().repo(KEPT).tag(&tag).build();
+            docker
+                .tag_image(&image, Some(options))
+                .await
+                .map_err(asking(OPERATION, format!("keep {image} for what builds on it")))?;
         }
-        _ => {
-            sweep(shared).await;
-            Ok(())
+        // With another name this takes the name away; without one, the image.
+        let options = RemoveImageOptionsBuilder::default().build();
+        match docker.remove_image(&image, Some(options), None).await {
+            // A container that the engine is removing is in no list, and needs its image.
+            Err(error) if is_conflict(&error) && !needed => needed = true,
+            Err(error) if !is_missing(&error) => {
+                return Err(asking(OPERATION, format!("remove the image {image}"))(error));
+            }
+            _ => break,
         }
     }
+    sweep(shared).await;
+    Ok(())
 }
 
 /// Whether a container or another image builds on this one.

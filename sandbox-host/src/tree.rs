@@ -16,7 +16,8 @@ use rustix::{
 const DEPTH: usize = 64;
 
 /// Removes a file or directory with all in it, whatever its modes, names and depth. It follows no link
-/// and needs no more than to own what is there. Nothing there is no error.
+/// and needs no more than to own what is there. Nothing there is no error, also where somebody else is
+/// removing it at the same time.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let is_dir = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata.is_dir(),
@@ -24,15 +25,52 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     };
     if !is_dir {
-        return std::fs::remove_file(path);
+        return gone_is_removed(std::fs::remove_file(path));
     }
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
-    let top = open(CWD, &path)?;
+    let top = match open(CWD, &path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        top => top?,
+    };
     let mut next = 0;
-    // What was too deep is an entry of the top directory after a pass.
-    while clear(&top, top.as_fd(), 0, &mut next)? {}
-    rustix::fs::unlinkat(CWD, &path, AtFlags::REMOVEDIR)?;
-    Ok(())
+    loop {
+        // What was too deep is an entry of the top directory after a pass, whoever made it that.
+        while clear(&top, top.as_fd(), 0, &mut next)? {}
+        match unlink(CWD, &path, AtFlags::REMOVEDIR) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            removed => return removed,
+        }
+    }
+}
+
+/// Moves a directory to another place, so that it is what it was no more, and removes it there: this entry of
+/// it last, which tells whose it is. Many may do so at once, and again where one was interrupted.
+pub(crate) fn discard(path: &Path, trash: &Path, last: &str) -> io::Result<()> {
+    if path != trash {
+        gone_is_removed(std::fs::rename(path, trash))?;
+    }
+    let entries = match std::fs::read_dir(trash) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name() != last {
+            remove(&entry.path())?;
+        }
+    }
+    remove(trash)
+}
+
+fn gone_is_removed(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn unlink(at: impl AsFd, name: &CStr, flags: AtFlags) -> io::Result<()> {
+    gone_is_removed(rustix::fs::unlinkat(at, name, flags).map_err(io::Error::from))
 }
 
 /// Empties a directory; says whether something of it was brought up to the top instead.
@@ -56,14 +94,15 @@ fn clear(dir: &OwnedFd, top: BorrowedFd<'_>, depth: usize, next: &mut u64) -> io
                 }
                 Ok(below) => {
                     brought_up |= clear(&below, top, depth + 1, next)?;
-                    rustix::fs::unlinkat(dir, &name, AtFlags::REMOVEDIR)?;
+                    unlink(dir, &name, AtFlags::REMOVEDIR)?;
                     continue;
                 }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => {}
                 Err(error) => return Err(error),
             }
         }
-        rustix::fs::unlinkat(dir, &name, AtFlags::empty())?;
+        unlink(dir, &name, AtFlags::empty())?;
     }
     Ok(brought_up)
 }
@@ -74,6 +113,7 @@ fn bring_up(dir: &OwnedFd, name: &CStr, top: BorrowedFd<'_>, next: &mut u64) -> 
         let flags = rustix::fs::RenameFlags::NOREPLACE;
         match rustix::fs::renameat_with(dir, name, top, format!(".deep-{next}"), flags) {
             Err(Errno::EXIST) => {}
+            Err(Errno::NOENT) => return Ok(()),
             result => return Ok(result?),
         }
     }

@@ -21,9 +21,6 @@ use crate::{
     route::{self, Out, Plan},
 };
 
-/// How long making an instance may take at most before its guest ends by itself, in seconds.
-const PROVISIONING: u64 = 600;
-
 /// How long a guest may take to answer so that its answer counts as a measurement.
 const MEASURING: Duration = Duration::from_secs(1);
 
@@ -282,7 +279,8 @@ async fn bring_up(
     let before = if spec.setup.commands.is_empty() { 0 } else { setup::LIMIT.as_secs() };
     let mut provision = inner.provision(shared, spec, 1, from);
     // Counted from when it is ready; until then, the guest ends by itself should we vanish.
-    provision.expires_at = ttl.map(|ttl| later(ttl.saturating_add(PROVISIONING + before)));
+    provision.expires_at =
+        ttl.map(|ttl| later(ttl.saturating_add(lifetime::PROVISIONING + before)));
     recorder
         .record(Known::Provisioning {
             backend: backend.id(),

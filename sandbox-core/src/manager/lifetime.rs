@@ -14,6 +14,10 @@ use crate::{
     guest::Link, record::Record,
 };
 
+/// How long making an instance may take, in seconds: so much later than asked it ends by itself, should its
+/// harness vanish meanwhile. Whoever gets its first answer sets its times right.
+pub(super) const PROVISIONING: u64 = 600;
+
 /// So many seconds from now.
 pub(super) fn later(seconds: u64) -> Timestamp {
     let duration = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -42,7 +46,8 @@ impl Inner {
         let mut provision = Provision::new(shared.id.clone(), self.journal.owner(), spec);
         provision.generation = generation;
         provision.from = from;
-        provision.lease_until = lifetime.lease_seconds.map(later);
+        let lease = lifetime.lease_seconds;
+        provision.lease_until = lease.map(|lease| later(lease.saturating_add(PROVISIONING)));
         provision.idle_limit = lifetime.idle_seconds.map(Duration::from_secs);
         provision
     }
@@ -108,8 +113,9 @@ pub(crate) async fn renew_lease(inner: &Arc<Inner>, shared: &Arc<Shared>) -> Res
     link.call(deadline(None, Some(later(lease)))).await.map(drop)
 }
 
-/// Renews a lease as long as the connection, and the manager that made it, live.
-pub(super) fn keep_lease(link: &Arc<Link>, lease: u64) {
+/// Renews a lease, and goes on as long as the connection, and the manager that made it, live.
+pub(super) async fn keep_lease(link: &Arc<Link>, lease: u64) -> Result<()> {
+    link.call(deadline(None, Some(later(lease)))).await?;
     let link: Weak<Link> = Arc::downgrade(link);
     let pause = Duration::from_millis(lease.saturating_mul(1000) / 3);
     tokio::spawn(async move {
@@ -124,6 +130,7 @@ pub(super) fn keep_lease(link: &Arc<Link>, lease: u64) {
             }
         }
     });
+    Ok(())
 }
 
 /// Which of its times was over, if its instance has ended for that: the guest ends a little early or

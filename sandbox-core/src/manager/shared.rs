@@ -186,7 +186,7 @@ impl Shared {
         egress::serve(inner, self, &link, spec).await?;
         let link = Arc::new(link);
         if let Some(lease) = spec.lifetime.lease_seconds {
-            lifetime::keep_lease(&link, lease);
+            lifetime::keep_lease(&link, lease).await?;
         }
         Ok(link)
     }

@@ -158,20 +158,7 @@ impl InstanceDir {
         }
         self.end().map_err(at(OPERATION, &self.path))?;
         let trash = instances.join(format!("{TRASH}{}", self.id));
-        let remove = || {
-            if self.path != trash {
-                fs::rename(&self.path, &trash)?;
-            }
-            // The marks last: until then the rest can be told whose it is.
-            for entry in fs::read_dir(&trash)? {
-                let entry = entry?;
-                if entry.file_name() != MARKS {
-                    tree::remove(&entry.path())?;
-                }
-            }
-            tree::remove(&trash)
-        };
-        remove().map_err(at(OPERATION, &trash))
+        tree::discard(&self.path, &trash, MARKS).map_err(at(OPERATION, &trash))
     }
 
     /// A socket that the guest listens on.

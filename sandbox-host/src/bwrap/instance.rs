@@ -247,17 +247,7 @@ impl InstanceDir {
             groups.remove().map_err(at(OPERATION, &self.path))?;
         }
         let trash = state.instances().join(format!("{TRASH}{}", self.id));
-        if self.path != trash {
-            fs::rename(&self.path, &trash).map_err(at(OPERATION, &self.path))?;
-        }
-        // The marks last: until then the rest can be told whose it is.
-        for entry in fs::read_dir(&trash).map_err(at(OPERATION, &trash))? {
-            let entry = entry.map_err(at(OPERATION, &trash))?;
-            if entry.file_name() != MARKS {
-                tree::remove(&entry.path()).map_err(at(OPERATION, &entry.path()))?;
-            }
-        }
-        tree::remove(&trash).map_err(at(OPERATION, &trash))
+        tree::discard(&self.path, &trash, MARKS).map_err(at(OPERATION, &trash))
     }
 
     /// The instance as the history keeps it.

@@ -17,6 +17,7 @@ use crate::{
 
 cases!("life";
     [] destroy_twice_succeeds_twice,
+    [] an_instance_that_many_remove_at_once_is_gone,
     [] acquire_gives_the_same_sandbox,
     [] another_spec_is_a_mismatch_that_names_the_fields,
     [Stop] acquire_starts_a_stopped_sandbox_with_its_files,
@@ -36,6 +37,23 @@ cases!("life";
     [Pause] a_paused_sandbox_holds_still_and_goes_on,
     [] one_stuck_sandbox_slows_no_other,
 );
+
+async fn an_instance_that_many_remove_at_once_is_gone(cx: &Context) -> Check {
+    let sandbox = cx.sandbox().await?;
+    cx.sh(&sandbox, "mkdir -p a/b/c; i=0; until [ $i = 200 ]; do i=$((i+1)); : > a/b/$i; done")
+        .await?;
+    let (instance, _) = cx.instance(&sandbox).await?.ok_or("it lists no instance")?;
+    let mut removing = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (backend, instance) = (Arc::clone(&cx.backend), instance.clone());
+        removing.spawn(async move { backend.teardown(&instance).await });
+    }
+    while let Some(removed) = soon("a removal", removing.join_next()).await? {
+        removed??;
+    }
+    same!(cx.backend.inventory().await?, []);
+    Ok(())
+}
 
 async fn destroy_twice_succeeds_twice(cx: &Context) -> Check {
     let sandbox = cx.sandbox().await?;

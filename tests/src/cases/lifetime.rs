@@ -1,13 +1,14 @@
 //! Sandboxes whose time is over, and what is left over.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sandbox_core::{Command, ErrorKind, Known, LeftoverKind, ReapPolicy, SandboxState, Suppressed};
 
 use super::cases;
 use crate::{
     Check, Context,
-    context::{error_of, soon},
+    context::{error_of, pause, soon},
+    decorate::{Decorated, Slow},
     holds, same,
 };
 
@@ -17,6 +18,7 @@ const LONG: Duration = Duration::from_secs(3600);
 cases!("lifetime";
     [] a_sandbox_whose_time_is_over_ends_by_itself,
     [] a_sandbox_without_a_manager_ends_with_its_lease,
+    [] a_creation_may_take_longer_than_its_lease,
     [] an_idle_sandbox_ends_by_itself,
     [] an_extended_sandbox_outlives_its_first_time,
     [] time_is_not_extended_past_its_maximum,
@@ -60,6 +62,29 @@ async fn a_sandbox_without_a_manager_ends_with_its_lease(cx: &Context) -> Check 
     let error = error_of(cx.run(&abandoned, Command::new("true")).await)?;
     same!(error.kind(), ErrorKind::Lost);
     Ok(())
+}
+
+async fn a_creation_may_take_longer_than_its_lease(cx: &Context) -> Check {
+    let backend = Decorated::new(Arc::clone(&cx.backend), Slow::default());
+    let manager = cx.manager_with(Arc::<Decorated<Slow>>::clone(&backend)).await?;
+    let creation = {
+        let (manager, request) = (manager.clone(), cx.request().lease(TWO));
+        tokio::spawn(async move { manager.create(request, &Suppressed).await })
+    };
+    let made = async {
+        while !backend.decoration().has_made_one() {
+            pause().await;
+        }
+    };
+    soon("an instance", made).await?;
+    tokio::time::sleep(TWO * 2).await;
+    backend.decoration().go_on();
+    let sandbox = soon("the sandbox", creation).await???;
+    same!(cx.sh(&sandbox, "cat README").await?, "v1");
+    // It counts from there.
+    drop((sandbox, manager));
+    let sandbox = cx.manager.list().await?.pop().ok_or("it is not listed")?;
+    cx.until_ended(&cx.manager.open(sandbox.sandbox_id.as_str()).await?).await
 }
 
 async fn an_idle_sandbox_ends_by_itself(cx: &Context) -> Check {
