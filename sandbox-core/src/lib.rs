@@ -53,6 +53,7 @@ mod processes;
 mod profile;
 mod reachability;
 mod record;
+mod request;
 mod route;
 mod sandbox;
 mod secret;
@@ -102,6 +103,7 @@ pub use profile::{
 };
 pub use reachability::{ContainerReach, LocalReach, Reachability, ReachabilityReport, SshReach};
 pub use record::{SandboxState, Snapshot};
+pub use request::{Actor, Consumer, CreateSandbox};
 pub use route::Strategy;
 pub use sandbox::Sandbox;
 pub use sandbox_guest::Setup as GuestSetup;
@@ -109,8 +111,8 @@ pub use secret::{EnvSecrets, Secret, Secrets};
 pub use shell::{SHELL_TEXT_LIMIT, Shell, ShellCommand, ShellOptions};
 pub use sink::{ChannelSink, CollectSink, SinkError, Suppressed, Tee, TracingSink, TurnEventSink};
 pub use spec::{
-    Access, Actor, Consumer, CreateSandbox, Lifetime, Limits, Mount, Network, OnLost, ProfileRef,
-    Root, SandboxSpec, Setup, WorkspaceMode,
+    Access, Lifetime, Limits, Mount, Network, OnLost, ProfileRef, Root, SandboxSpec, Setup,
+    WorkspaceMode,
 };
 pub use stats::{Stats, Usage};
 pub use status::SandboxStatus;

@@ -1,5 +1,5 @@
-//! The conformance suite over SSH, on the hosts of `scripts/hosts`: as the same user with bubblewrap and,
-//! where that is root, as an ordinary account with bubblewrap and without.
+//! The conformance suite over SSH, on the hosts of `scripts/hosts`: as the same user and, where that is root,
+//! as an ordinary account; each with bubblewrap and without.
 
 use std::{
     io::Write,
@@ -21,7 +21,8 @@ fn main() -> ExitCode {
         let _ = std::io::stderr().write_all(line.as_bytes());
         return run(Vec::new());
     };
-    let mut subjects = vec![subject("ssh", &hosts, "near", None)];
+    let mut subjects =
+        vec![subject("ssh", &hosts, "near", None), subject("ssh_bare", &hosts, "bare", None)];
     if let Some(account) = account(&hosts) {
         for (name, host) in [("ssh_user", "user"), ("ssh_account", "account")] {
             subjects.push(subject(name, &hosts, host, Some(account)));
@@ -61,7 +62,7 @@ fn backend(
         .config_file(hosts.join("config"))
         .state_dir(state)
         .program_dir(programs);
-    if host == "account" {
+    if matches!(host, "account" | "bare") {
         builder = builder.accept_the_account_as_the_only_isolation();
     }
     Ok(Arc::new(builder.build()?))
