@@ -29,7 +29,7 @@ pub struct SandboxSpec {
     /// What can be reached.
     pub network: Network,
     /// Hosts that are let through all the same where the network is denied; see
-    /// [`CreateSandbox::egress`].
+    /// [`CreateSandbox::egress`](crate::CreateSandbox::egress).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub egress: Vec<String>,
     /// What may be used.
@@ -198,7 +198,7 @@ pub enum Network {
 /// What a sandbox may use, all its processes together. `None` is no limit of ours.
 ///
 /// A limit that the host cannot enforce for the sandbox as a whole is refused, unless
-/// [`CreateSandbox::accept_limits_per_process`] was asked for.
+/// [`CreateSandbox::accept_limits_per_process`](crate::CreateSandbox::accept_limits_per_process) was asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
