@@ -51,7 +51,12 @@ fn it_comes_up_without_rights_and_goes_without_a_trace() {
         backend.teardown(&instance).await.unwrap();
         backend.teardown(&instance).await.unwrap();
         assert_eq!(backend.inspect(&instance).await.unwrap(), InstanceState::Gone);
-        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+        // It has ended; whoever started it may not have noticed yet.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Path::new(&format!("/proc/{pid}")).exists() {
+            assert!(Instant::now() < deadline, "process {pid} is still there");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let error = backend.connect(&instance).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Lost);
         assert_eq!(backend.reachability(&instance).await.unwrap_err().kind(), ErrorKind::Lost);

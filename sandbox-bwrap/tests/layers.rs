@@ -196,7 +196,10 @@ fn links_in_a_root_lead_nowhere_else() {
             let spec = CreateSandbox::new().root(Root::Directory(odd));
             let error = place.backend.provision(&Place::request(spec)).await.unwrap_err();
             let text = error.to_string();
-            assert!(text.contains(&format!("symbolic link at /{name}")), "{text}");
+            // Of one that leads to itself, as where temporary files are below it, the kernel says so.
+            let says =
+                [format!("symbolic link at /{name}"), format!("/{name} in the root: Too many")];
+            assert!(says.iter().any(|says| text.contains(says)), "{text}");
         }
         for leads_to in ["/run/sandbox", "/proc/self/root/dev", "/workspace"] {
             let odd = root(&place, &format!("etc{}", leads_to.replace('/', "-"))).unwrap();
