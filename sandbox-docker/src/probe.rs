@@ -1,7 +1,7 @@
 //! What an engine really enforces: a container is made with limits, and the guest program in it reports
 //! what it finds. What it keeps: that container has a file when it has ended, and so has an image of it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use bollard::{
     models::HostConfig,
@@ -40,6 +40,8 @@ const MOST: u64 = 64 * 1024;
 /// A file that is put into a container, to see what becomes of it.
 const FILE: &str = "/.sandbox/kept";
 const CONTENTS: &str = "kept\n";
+/// How often it is looked for before it counts as lost.
+const TRIES: u32 = 10;
 
 /// Looks.
 pub(crate) async fn probe(shared: &Shared) -> Result<Capabilities> {
@@ -132,7 +134,7 @@ async fn keeping(shared: &Shared, image: &str, host: HostConfig) -> Result<(Vec<
         }
         put(shared, &tool.container).await?;
         let report = tool.run(shared, MOST).await?;
-        let text = image::read_file(shared, &tool.container, FILE).await?;
+        let text = after_its_end(shared, &tool.container).await?;
         let image = in_an_image(shared, &tool.container).await;
         Ok((
             report,
@@ -145,6 +147,19 @@ async fn keeping(shared: &Shared, image: &str, host: HostConfig) -> Result<(Vec<
     let tried = tried.await;
     tool.remove(shared).await;
     tried
+}
+
+/// What a container that has ended has of the file. Some engines take a moment to have it again.
+async fn after_its_end(shared: &Shared, container: &str) -> Result<String> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let text = image::read_file(shared, container, FILE).await;
+        if tries == TRIES || text.as_ref().is_ok_and(|text| text == CONTENTS) {
+            return text;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 /// Whether the file was there, as evidence.

@@ -82,6 +82,10 @@ impl Alive {
     pub fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
+
+    fn end(&self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 impl Mux {
@@ -109,14 +113,18 @@ impl Mux {
         // In that task's name, so that it is still the one that is told of what comes.
         let Some(waker) = self.driver.get() else { return };
         let mut cx = Context::from_waker(&waker);
-        if locked(&self.connection).poll_next_inbound(&mut cx).is_ready() {
+        if let Poll::Ready(next) = locked(&self.connection).poll_next_inbound(&mut cx) {
+            if !matches!(next, Some(Ok(_))) {
+                self.alive.end();
+            }
             waker.wake();
         }
     }
 
-    /// Whether the connection has ended.
+    /// Whether the connection has ended, as of now: the task that drives it may be about to notice.
     #[must_use]
     pub fn is_closed(&self) -> bool {
+        self.kick();
         !self.alive.get()
     }
 }
@@ -216,7 +224,7 @@ where
     })
     .await;
     // In the same step in which the connection's streams end, so that nobody sees one without the other.
-    alive.0.store(false, Ordering::Release);
+    alive.end();
     // Dropped, and not closed: only that tells the streams' readers. What streams were given to send was
     // sent by the last look at the connection, as far as the other side takes it.
     poll_fn(|cx| {
