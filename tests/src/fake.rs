@@ -183,7 +183,7 @@ impl DirectoryBackend {
             }
         }
         // What it leaves: all that carries the mark, or descends from what does. What starts another and
-        // ends while it is looked for can be missed, once.
+        // ends while it is looked for can be missed; so can what is just becoming another program.
         let deadline = Instant::now() + PATIENCE;
         let mut looks = 0;
         while looks < 3 {
@@ -196,7 +196,7 @@ impl DirectoryBackend {
             for pid in left {
                 let _ = kill_process(pid, Signal::KILL);
             }
-            std::thread::sleep(Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(10));
         }
         let _ = fs::remove_file(dir.join("socket"));
         Ok(())

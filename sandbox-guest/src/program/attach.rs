@@ -194,7 +194,7 @@ impl Link {
     ) -> io::Result<bool> {
         let state = self.process.state();
         let stream = matches!(self.process.output, Output::Stream);
-        if stream && state.owner.is_some_and(|owner| owner > self.number) {
+        if self.is_replaced(&state) {
             let failure = failure(FailureKind::Invalid, "another client attached to this process");
             batch.extend(frame::encode(&Response::Failed(failure))?);
             return Ok(true);
@@ -237,14 +237,26 @@ impl Link {
         }
     }
 
+    /// Whether the client attached once more, where one only can be attached.
+    fn is_replaced(&self, state: &State) -> bool {
+        let only_one = matches!(self.process.output, Output::Stream);
+        only_one && state.attachments > self.number
+    }
+
     /// Takes what the client sends until it lets go.
     async fn input(&self, reader: &mut ReadHalf<Stream>) -> Farewell {
         loop {
             let message = match frame::read(reader).await {
                 Ok(Some(Frame::Data(Channel::In, data))) => {
-                    if self.process.state().stdin.push(&data).is_err() {
+                    let mut state = self.process.state();
+                    // What was still on its way when the client attached again is sent once more there.
+                    if self.is_replaced(&state) {
+                        continue;
+                    }
+                    if state.stdin.push(&data).is_err() {
                         return Farewell::Gone;
                     }
+                    drop(state);
                     self.process.wake.notify_one();
                     continue;
                 }
@@ -253,7 +265,12 @@ impl Link {
             };
             match frame::decode(&message) {
                 Ok(Input::End) => {
-                    self.process.state().stdin.end();
+                    let mut state = self.process.state();
+                    if self.is_replaced(&state) {
+                        continue;
+                    }
+                    state.stdin.end();
+                    drop(state);
                     self.process.wake.notify_one();
                 }
                 Ok(Input::Taken { stdout, stderr }) => self.taken(stdout, stderr),
