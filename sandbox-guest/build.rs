@@ -10,7 +10,7 @@ const BUILT: &str = "SANDBOX_GUEST_PROGRAM";
 /// Small, as thousands of guests may run; the workspace says the same.
 const PROFILE: &[(&str, &str)] = &[
     ("inherits", "\"release\""),
-    ("opt-level", "\"s\""),
+    ("opt-level", "\"z\""),
     ("lto", "\"fat\""),
     ("codegen-units", "1"),
     ("strip", "true"),
