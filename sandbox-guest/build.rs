@@ -7,7 +7,7 @@ use sandbox_build::Program;
 /// Set for the build of a program that brings the guest along: the guest, built already.
 const BUILT: &str = "SANDBOX_GUEST_PROGRAM";
 
-/// Small, as thousands of guests may run; the workspace says the same.
+/// Small, as thousands of guests may run.
 const PROFILE: &[(&str, &str)] = &[
     ("inherits", "\"release\""),
     ("opt-level", "\"z\""),

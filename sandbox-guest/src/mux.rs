@@ -121,10 +121,11 @@ impl Mux {
         }
     }
 
-    /// Whether the connection has ended, as of now: the task that drives it may be about to notice.
+    /// Whether the connection has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.kick();
+        // Streams end while the connection is looked at, and their readers hear of it before that is over.
+        let _looked_at = locked(&self.connection);
         !self.alive.get()
     }
 }
@@ -217,7 +218,11 @@ where
                         return Poll::Ready(());
                     }
                 }
-                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                Poll::Ready(Some(Err(_)) | None) => {
+                    // As long as the connection is held: nobody who asks sees its streams' end without it.
+                    alive.end();
+                    return Poll::Ready(());
+                }
                 Poll::Pending => return Poll::Pending,
             }
         }

@@ -500,6 +500,6 @@ async fn all_who_wait_for_a_host_that_does_not_answer_hear_it_at_once() {
     let tried = soon("the end of all tries", tried).await.unwrap();
     assert!(
         (1..=2).contains(&tried),
-        "whoever asked before a try began is answered by it: {tried}"
+        "what one try, or two, came to is the answer for all: {tried}"
     );
 }

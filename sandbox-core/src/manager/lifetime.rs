@@ -109,13 +109,16 @@ pub(crate) async fn renew_lease(inner: &Arc<Inner>, shared: &Arc<Shared>) -> Res
             Error::new(ErrorKind::Conflict, "renew the lease", message).with_sandbox(&shared.id)
         );
     };
-    let link = shared.link(inner).await?;
+    prolong(&*shared.link(inner).await?, lease).await
+}
+
+async fn prolong(link: &Link, lease: u64) -> Result<()> {
     link.call(deadline(None, Some(later(lease)))).await.map(drop)
 }
 
 /// Renews a lease, and goes on as long as the connection, and the manager that made it, live.
 pub(super) async fn keep_lease(link: &Arc<Link>, lease: u64) -> Result<()> {
-    link.call(deadline(None, Some(later(lease)))).await?;
+    prolong(link, lease).await?;
     let link: Weak<Link> = Arc::downgrade(link);
     let pause = Duration::from_millis(lease.saturating_mul(1000) / 3);
     tokio::spawn(async move {
@@ -125,7 +128,7 @@ pub(super) async fn keep_lease(link: &Arc<Link>, lease: u64) -> Result<()> {
             if link.is_closed() {
                 return;
             }
-            if let Err(error) = link.call(deadline(None, Some(later(lease)))).await {
+            if let Err(error) = prolong(&link, lease).await {
                 tracing::debug!(%error, "a lease was not renewed");
             }
         }
