@@ -15,14 +15,15 @@ use sandbox_core::{
 use sandbox_host::message::{Answer, Request};
 
 use crate::{
-    SshBackendBuilder,
     address::Address,
-    config::Settings,
     error::nonsense,
-    host::{Fault, Host},
+    host::Host,
     instance::{self, Place},
+    links::Fault,
     placement::Attempts,
-    reach, snapshot, workspace,
+    reach,
+    settings::Settings,
+    snapshot, workspace,
 };
 
 /// Makes sandboxes on other hosts, over SSH.
@@ -42,12 +43,6 @@ struct Shared {
 }
 
 impl SshBackend {
-    /// Set up step by step.
-    #[must_use]
-    pub fn builder() -> SshBackendBuilder {
-        SshBackendBuilder::default()
-    }
-
     pub(crate) fn from_parts(hosts: Vec<Address>, own: usize, settings: Settings) -> Self {
         let settings = Arc::new(settings);
         let host = |address| Arc::new(Host::new(address, Arc::clone(&settings)));
@@ -78,7 +73,7 @@ impl SshBackend {
     fn host(&self, name: &str) -> Result<Arc<Host>> {
         let address = Address::parse(name)?;
         let mut hosts = self.shared.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = hosts.iter().find(|host| host.address == address) {
+        if let Some(known) = hosts.iter().find(|host| *host.address() == address) {
             return Ok(Arc::clone(known));
         }
         let host = Arc::new(Host::new(address, Arc::clone(&self.shared.settings)));
@@ -157,7 +152,7 @@ impl SshBackend {
         for host in &hosts {
             match self.make_on(host, request).await {
                 Ok(made) => return Ok(made),
-                Err(error) => attempts.failed(&host.address, error)?,
+                Err(error) => attempts.failed(host.address(), error)?,
             }
         }
         Err(attempts.none_left())
@@ -173,7 +168,7 @@ impl SshBackend {
             None => None,
         };
         let place = Place {
-            host: host.address.to_string(),
+            host: host.address().to_string(),
             isolation,
             workspace,
             hints: request.spec.reachability.clone(),
@@ -218,7 +213,7 @@ impl SshBackend {
 impl fmt::Debug for SshBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = self.hosts();
-        let hosts: Vec<&str> = hosts.iter().map(|host| host.address.as_str()).collect();
+        let hosts: Vec<&str> = hosts.iter().map(|host| host.address().as_str()).collect();
         f.debug_struct("SshBackend").field("hosts", &hosts).finish_non_exhaustive()
     }
 }
@@ -241,8 +236,8 @@ impl SandboxBackend for SshBackend {
             let error = match host.isolation().await {
                 Ok((isolation, found)) => {
                     let version =
-                        format!("{}, isolation {isolation}: {}", host.address, found.version);
-                    let names = hosts.iter().map(|host| host.address.to_string());
+                        format!("{}, isolation {isolation}: {}", host.address(), found.version);
+                    let names = hosts.iter().map(|host| host.address().to_string());
                     let hosting = Hosting { hosts: names.collect(), ..Hosting::default() };
                     let backend = self.id();
                     let found = Capabilities { backend, version, hosting, ..found.clone() };
@@ -250,7 +245,7 @@ impl SandboxBackend for SshBackend {
                 }
                 Err(error) => error.with_backend(&self.id()),
             };
-            attempts.failed(&host.address, error)?;
+            attempts.failed(host.address(), error)?;
         }
         Err(attempts.none_left().with_backend(&self.id()))
     }
@@ -301,7 +296,7 @@ impl SandboxBackend for SshBackend {
         match self.ask(OPERATION, instance, |inner, _| Request::Reachability(inner)).await? {
             (Answer::Reachability(Reachability::Local(local)), place) => {
                 let host = self.host(&place.host)?;
-                let reach = reach::reach(&host.settings, &host.address, &place, &local);
+                let reach = reach::reach(host.settings(), host.address(), &place, &local);
                 Ok(Reachability::Ssh(reach))
             }
             (_, place) => Err(misunderstood(OPERATION, &place)),
@@ -431,10 +426,10 @@ impl SandboxBackend for SshBackend {
             let isolation = host.placed().await?;
             let found = match host.call("inventory", isolation, Request::Inventory).await? {
                 Answer::Inventory(found) => found,
-                _ => return Err(nonsense("inventory", &host.address, "answers another question")),
+                _ => return Err(nonsense("inventory", host.address(), "answers another question")),
             };
             let place = Place {
-                host: host.address.to_string(),
+                host: host.address().to_string(),
                 isolation,
                 workspace: None,
                 hints: Default::default(),
@@ -476,7 +471,7 @@ fn is_there(request: &Provision) -> bool {
 
 /// The error, with the host's name.
 fn at(error: &Error, host: &Host) -> Error {
-    let message = format!("on {}: {}", host.address, error.message());
+    let message = format!("on {}: {}", host.address(), error.message());
     Error::new(error.kind(), error.operation(), message).retryable(error.is_retryable())
 }
 

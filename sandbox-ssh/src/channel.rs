@@ -36,16 +36,13 @@ pub(crate) struct Channel {
 struct Open {
     stdout: ChildStdout,
     child: Child<Arc<Session>>,
-    permit: OwnedSemaphorePermit,
+    /// Its place among the connection's sessions.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Channel {
     /// Starts a command.
-    pub(crate) async fn open(
-        master: Arc<Master>,
-        permit: OwnedSemaphorePermit,
-        command: &str,
-    ) -> Result<Self, openssh::Error> {
+    pub(crate) async fn open(master: Arc<Master>, command: &str) -> Result<Self, openssh::Error> {
         let mut wanted = Arc::clone(&master.session).arc_raw_command(command);
         wanted.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = wanted.spawn().await?;
@@ -64,8 +61,16 @@ impl Channel {
                 said.drain(..much);
             }
         });
-        let open = Some(Open { stdout, child, permit });
+        let open = Some(Open { stdout, child, place: None });
         Ok(Self { stdin: Some(stdin), open, words, listening, master })
+    }
+
+    /// Takes this place until its session is closed.
+    pub(crate) fn takes(mut self, place: OwnedSemaphorePermit) -> Self {
+        if let Some(open) = &mut self.open {
+            open.place = Some(place);
+        }
+        self
     }
 
     /// What the command said beside its answer.
@@ -99,13 +104,13 @@ impl Drop for Channel {
             return;
         };
         runtime.spawn(async move {
-            let Open { mut stdout, child, permit } = open;
+            let Open { mut stdout, child, place } = open;
             let ended = async {
                 let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
                 let _ = child.wait().await;
             };
             let _ = tokio::time::timeout(LINGER, ended).await;
-            drop((permit, master));
+            drop((place, master));
         });
     }
 }

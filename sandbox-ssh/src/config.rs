@@ -4,7 +4,22 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandbox_core::{Error, ErrorKind, Result};
 
-use crate::{Compose, SshBackend, UploadProgress, address::Address, kind::Kind, upload::Watcher};
+use crate::{
+    address::Address,
+    backend::SshBackend,
+    compose::Compose,
+    kind::Kind,
+    settings::Settings,
+    upload::{UploadProgress, Watcher},
+};
+
+impl SshBackend {
+    /// Set up step by step.
+    #[must_use]
+    pub fn builder() -> SshBackendBuilder {
+        SshBackendBuilder::default()
+    }
+}
 
 /// Sets up an [`SshBackend`]. Made by [`SshBackend::builder`].
 #[derive(Debug, Clone, Default)]
@@ -13,44 +28,6 @@ pub struct SshBackendBuilder {
     fallbacks: Vec<String>,
     known: Vec<String>,
     settings: Settings,
-}
-
-/// What all hosts of a backend have in common.
-#[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    pub(crate) kind: Kind,
-    pub(crate) program: PathBuf,
-    pub(crate) config_file: Option<PathBuf>,
-    pub(crate) state_dir: Option<PathBuf>,
-    pub(crate) program_dir: Option<PathBuf>,
-    pub(crate) accept_account: bool,
-    pub(crate) host_keys_as_configured: bool,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) keep_alive: (Duration, u32),
-    pub(crate) tunnel: Option<String>,
-    pub(crate) tunnel_via: Option<String>,
-    pub(crate) identity: Option<String>,
-    pub(crate) on_upload: Option<Watcher>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            kind: Kind::default(),
-            program: "ssh".into(),
-            config_file: None,
-            state_dir: None,
-            program_dir: None,
-            accept_account: false,
-            host_keys_as_configured: false,
-            connect_timeout: Duration::from_secs(15),
-            keep_alive: (Duration::from_secs(5), 3),
-            tunnel: None,
-            tunnel_via: None,
-            identity: None,
-            on_upload: None,
-        }
-    }
 }
 
 impl SshBackendBuilder {

@@ -1,11 +1,8 @@
-//! A host: its connections, our program on it, and what that is asked for.
+//! A host: our program on it, and what that is asked for.
 
 use std::{
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,41 +10,31 @@ use sandbox_core::{Capabilities, Error, ErrorKind, Result};
 use sandbox_host::message::{self, Answer, Call, Isolation, Request};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
-    sync::{Mutex as AsyncMutex, OnceCell, OwnedSemaphorePermit},
+    sync::OnceCell,
 };
 
 use crate::{
     address::Address,
     channel::Channel,
-    config::Settings,
     error::{broken, nonsense},
-    master::{Facts, Master},
+    links::{Fault, Links},
     program, script,
+    settings::Settings,
 };
 
 /// How long our program may be silent. It says every two seconds that it works.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How much an account's shell may say before our program does.
 const NOISE: usize = 256 * 1024;
-/// How many connections to one host there may be, each with several sessions.
-const CONNECTIONS: usize = 64;
 /// How long a host that was there may be away before it counts as gone.
 const AWAY: Duration = Duration::from_secs(60);
 /// How long to wait between two tries to reach it.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long the failure of a try is the answer to whoever asks next: to all who waited for it, that is, who
-/// would try one after another otherwise.
-const SAME_ANSWER: Duration = Duration::from_millis(200);
 
 /// A host.
 #[derive(Debug)]
 pub(crate) struct Host {
-    pub(crate) address: Address,
-    pub(crate) settings: Arc<Settings>,
-    masters: AsyncMutex<Masters>,
-    /// Connections that broke, whose sessions the host may still serve.
-    broken: Mutex<Vec<String>>,
-    was_reached: AtomicBool,
+    links: Links,
     program: OnceCell<PathBuf>,
     offer: OnceCell<Offer>,
 }
@@ -55,14 +42,18 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(address: Address, settings: Arc<Settings>) -> Self {
         Self {
-            address,
-            settings,
-            masters: AsyncMutex::default(),
-            broken: Mutex::default(),
-            was_reached: AtomicBool::new(false),
+            links: Links::new(address, settings),
             program: OnceCell::new(),
             offer: OnceCell::new(),
         }
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        &self.links.address
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.links.settings
     }
 
     /// How new sandboxes are separated from this host, and what else it can do.
@@ -73,12 +64,12 @@ impl Host {
     pub(crate) async fn isolation(&self) -> Result<(Isolation, &Capabilities)> {
         let offer = self.offer().await?;
         if let Some(why) = &offer.no_bubblewrap
-            && !self.settings.accept_account
+            && !self.settings().accept_account
         {
             let message = format!(
                 "{} offers no isolation: {why}. Install bubblewrap there; or accept the account as the only \
                  isolation, where sandboxes have all rights of the account",
-                self.address
+                self.address()
             );
             return Err(Error::new(ErrorKind::Unavailable, "probe", message).retryable(false));
         }
@@ -87,7 +78,7 @@ impl Host {
 
     /// How sandboxes that may be there already are separated from this host: those need not be accepted.
     pub(crate) async fn placed(&self) -> Result<Isolation> {
-        match self.settings.kind.isolation() {
+        match self.settings().kind.isolation() {
             // Whether new ones can be made is another question.
             Some(isolation) => Ok(isolation),
             None => Ok(self.offer().await?.isolation),
@@ -101,13 +92,13 @@ impl Host {
 
     async fn try_offer(&self) -> Result<Offer> {
         // What fails here is no want of bubblewrap.
-        self.program.get_or_try_init(|| program::bring(self)).await?;
-        if let Some(isolation) = self.settings.kind.isolation() {
+        self.program.get_or_try_init(|| program::bring(&self.links)).await?;
+        if let Some(isolation) = self.settings().kind.isolation() {
             return match self.call("probe", isolation, Request::Probe).await? {
                 Answer::Capabilities(capabilities) => {
                     Ok(Offer { isolation, capabilities, no_bubblewrap: None })
                 }
-                _ => Err(nonsense("probe", &self.address, "answers another question")),
+                _ => Err(nonsense("probe", self.address(), "answers another question")),
             };
         }
         let why = match self.call("probe", Isolation::Bwrap, Request::Probe).await {
@@ -115,7 +106,7 @@ impl Host {
                 let isolation = Isolation::Bwrap;
                 return Ok(Offer { isolation, capabilities, no_bubblewrap: None });
             }
-            Ok(_) => return Err(nonsense("probe", &self.address, "answers another question")),
+            Ok(_) => return Err(nonsense("probe", self.address(), "answers another question")),
             // The connection, not bubblewrap.
             Err(error) if error.is_retryable() => return Err(error),
             Err(error) => error,
@@ -128,7 +119,7 @@ impl Host {
                 let capabilities = Capabilities { version, ..found };
                 Ok(Offer { isolation, capabilities, no_bubblewrap })
             }
-            _ => Err(nonsense("probe", &self.address, "answers another question")),
+            _ => Err(nonsense("probe", self.address(), "answers another question")),
         }
     }
 
@@ -187,7 +178,7 @@ impl Host {
         isolation: Isolation,
         request: Request,
     ) -> Result<Channel, Fault> {
-        let program = self.program.get_or_try_init(|| program::bring(self)).await?;
+        let program = self.program.get_or_try_init(|| program::bring(&self.links)).await?;
         self.forget_broken(program).await?;
         self.begin_with(operation, program, isolation, request).await
     }
@@ -200,9 +191,9 @@ impl Host {
         request: Request,
     ) -> Result<Channel, Fault> {
         let command = script::run(&program.to_string_lossy(), "call");
-        let mut channel = self.open(&command).await?;
-        let state_dir = self.settings.state_dir.clone().unwrap_or_default();
-        let compose = self.settings.kind.compose();
+        let mut channel = self.links.open(&command).await?;
+        let state_dir = self.settings().state_dir.clone().unwrap_or_default();
+        let compose = self.settings().kind.compose();
         let settings = message::Settings { state_dir, isolation, compose };
         let call = Call { settings, request, link: channel.master().id.clone() };
         let bytes = message::encode(&call).map_err(|error| {
@@ -224,7 +215,7 @@ impl Host {
 
     /// Has the host end what it still serves for connections that are broken.
     async fn forget_broken(&self, program: &std::path::Path) -> Result<(), Fault> {
-        let links = std::mem::take(&mut *self.broken());
+        let links = self.links.take_broken();
         if links.is_empty() {
             return Ok(());
         }
@@ -237,7 +228,7 @@ impl Host {
         };
         let forgotten = forgotten.await;
         if forgotten.is_err() {
-            self.broken().extend(links);
+            self.links.put_back_broken(links);
         }
         forgotten.map(drop)
     }
@@ -276,116 +267,22 @@ impl Host {
         // The end of a connection is seen by its sessions first.
         let ended = tokio::time::timeout(Duration::from_millis(500), channel.master().ended());
         if ended.await.is_ok() {
-            return Fault::Link(broken(operation, &self.address, error));
+            return Fault::Link(broken(operation, self.address(), error));
         }
         let words = channel.words();
         if words.is_empty() {
-            return Fault::Link(broken(operation, &self.address, error));
+            return Fault::Link(broken(operation, self.address(), error));
         }
-        let message = format!("our program on {} ended without an answer: {words}", self.address);
+        let message = format!("our program on {} ended without an answer: {words}", self.address());
         Fault::Other(Error::new(ErrorKind::Backend, operation, message).with_source(error))
     }
 
     /// A connection over which nothing comes is as good as broken.
     async fn silent(&self, operation: &'static str, channel: &Channel) -> Fault {
-        self.give_up(channel.master()).await;
-        let message = format!("{} said nothing for {SILENCE:?}", self.address);
+        self.links.give_up(channel.master()).await;
+        let message = format!("{} said nothing for {SILENCE:?}", self.address());
         Fault::Link(Error::new(ErrorKind::Unavailable, operation, message))
     }
-
-    async fn give_up(&self, master: &Arc<Master>) {
-        let mut masters = self.masters.lock().await;
-        masters.open.retain(|known| known.id != master.id);
-        self.broken().push(master.id.clone());
-    }
-
-    fn broken(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
-        self.broken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Starts a command, through a connection that has room for it.
-    pub(crate) async fn open(&self, command: &str) -> Result<Channel, Fault> {
-        loop {
-            let (master, permit) = self.connection().await?;
-            let opened = Channel::open(Arc::clone(&master), permit, command).await;
-            let error = match opened {
-                Ok(channel) => return Ok(channel),
-                Err(error) => error,
-            };
-            let ended = tokio::time::timeout(Duration::from_millis(500), master.ended()).await;
-            if ended.is_ok() {
-                let error = broken("open a session", &self.address, std::io::Error::other(error));
-                return Err(Fault::Link(error));
-            }
-            // The host allows fewer sessions than usual: this connection takes no more.
-            let open = master.sessions.available_permits();
-            master.sessions.forget_permits(open);
-            if open + 1 >= crate::master::SESSIONS {
-                let message = format!(
-                    "{} opens no session beside the first; allow more in its sshd_config (MaxSessions)",
-                    self.address
-                );
-                let error = Error::new(ErrorKind::Unavailable, "open a session", message);
-                return Err(Fault::Other(error.retryable(false)));
-            }
-        }
-    }
-
-    /// What the host is.
-    pub(crate) async fn facts(&self) -> Result<Facts, Fault> {
-        Ok(self.connection().await?.0.facts.clone())
-    }
-
-    async fn connection(&self) -> Result<(Arc<Master>, OwnedSemaphorePermit), Fault> {
-        let mut masters = self.masters.lock().await;
-        masters.open.retain(|master| {
-            if master.is_dead() {
-                self.broken().push(master.id.clone());
-            }
-            !master.is_dead()
-        });
-        for master in &masters.open {
-            if let Ok(permit) = Arc::clone(&master.sessions).try_acquire_owned() {
-                return Ok((Arc::clone(master), permit));
-            }
-        }
-        if masters.open.len() >= CONNECTIONS {
-            let message =
-                format!("there are {CONNECTIONS} connections to {} already", self.address);
-            return Err(Fault::Other(Error::new(ErrorKind::LimitExceeded, "connect", message)));
-        }
-        if let Some((ended, error)) = &masters.failed
-            && ended.elapsed() < SAME_ANSWER
-        {
-            return Err(self.not_connected(error.clone()));
-        }
-        let connected = Master::connect(&self.settings, &self.address).await;
-        let master = Arc::new(connected.map_err(|error| {
-            masters.failed = Some((Instant::now(), error.clone()));
-            self.not_connected(error)
-        })?);
-        self.was_reached.store(true, Ordering::Relaxed);
-        let permit = Arc::clone(&master.sessions).try_acquire_owned().map_err(|_| {
-            Fault::Other(Error::new(ErrorKind::Backend, "connect", "a new connection is full"))
-        })?;
-        masters.open.push(Arc::clone(&master));
-        Ok((master, permit))
-    }
-
-    fn not_connected(&self, error: Error) -> Fault {
-        match error.is_retryable() && self.was_reached.load(Ordering::Relaxed) {
-            true => Fault::Link(error),
-            false => Fault::Other(error),
-        }
-    }
-}
-
-/// The connections to a host.
-#[derive(Debug, Default)]
-struct Masters {
-    open: Vec<Arc<Master>>,
-    /// When the last try that failed did, and why.
-    failed: Option<(Instant, Error)>,
 }
 
 /// What a host can separate sandboxes with.
@@ -414,29 +311,6 @@ impl Away {
         tracing::debug!(%error, "asked again");
         tokio::time::sleep(PAUSE).await;
         Ok(())
-    }
-}
-
-/// Why something was not done.
-#[derive(Debug)]
-pub(crate) enum Fault {
-    /// The connection broke, or is not there at present.
-    Link(Error),
-    /// Anything else.
-    Other(Error),
-}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self::Other(error)
-    }
-}
-
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Link(error) | Fault::Other(error) => error,
-        }
     }
 }
 

@@ -20,7 +20,7 @@
 //! # What is done where
 //!
 //! 1. `master` connects: an `ssh` process of ours, which ends with us whatever happens. Sessions go through
-//!    it (`channel`), in OpenSSH's own protocol.
+//!    it (`channel`), in OpenSSH's own protocol; `links` has one with room for another session.
 //! 2. `program` brings a small program of ours to the host, once for each version of it. It needs nothing
 //!    there but a kernel, and does on the host what [`sandbox_host`] does locally.
 //! 3. `workspace` brings the workspace's directory there; of what the host has already, nothing.
@@ -37,12 +37,14 @@ mod error;
 mod host;
 mod instance;
 mod kind;
+mod links;
 mod master;
 mod placement;
 mod program;
 mod reach;
 mod refused;
 mod script;
+mod settings;
 mod snapshot;
 mod upload;
 mod workspace;

@@ -8,7 +8,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     process::Stdio,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -21,7 +21,7 @@ use tokio::{
     sync::{Semaphore, oneshot, watch},
 };
 
-use crate::{address::Address, config::Settings, refused, script};
+use crate::{address::Address, refused, script, settings::Settings};
 
 /// How many sessions go through one connection, beside its own: OpenSSH's servers allow ten unless they
 /// are told otherwise.
@@ -49,6 +49,8 @@ pub(crate) struct Master {
     pub(crate) facts: Facts,
     pub(crate) session: Arc<Session>,
     pub(crate) sessions: Arc<Semaphore>,
+    /// Whether it had a session beside its own.
+    pub(crate) opened: AtomicBool,
     ended: watch::Receiver<bool>,
     /// Dropping it ends the connection.
     _stop: oneshot::Sender<()>,
@@ -92,7 +94,8 @@ impl Master {
         let (stop, stopped) = oneshot::channel();
         tokio::spawn(look_after(child, stdin, socket, stopped, tell));
         let sessions = Arc::new(Semaphore::new(SESSIONS));
-        Ok(Self { id, facts, session, sessions, ended, _stop: stop })
+        let opened = AtomicBool::new(false);
+        Ok(Self { id, facts, session, sessions, opened, ended, _stop: stop })
     }
 
     /// Whether it has ended.

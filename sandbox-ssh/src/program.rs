@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
     error::{broken, last_words, nonsense},
-    host::{Fault, Host},
+    links::{Fault, Links},
     script,
 };
 
@@ -21,7 +21,7 @@ const OPERATION: &str = "bring our program to the host";
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where our program is on the host; it is put there if it is not.
-pub(crate) async fn bring(host: &Host) -> Result<PathBuf, Fault> {
+pub(crate) async fn bring(host: &Links) -> Result<PathBuf, Fault> {
     let facts = host.facts().await?;
     if facts.system != "Linux" {
         let message = format!("{} is {}, and sandboxes take Linux", host.address, facts.system);
@@ -61,7 +61,7 @@ pub(crate) async fn bring(host: &Host) -> Result<PathBuf, Fault> {
     Ok(path)
 }
 
-async fn runs(host: &Host, path: &Path) -> Result<bool, Fault> {
+async fn runs(host: &Links, path: &Path) -> Result<bool, Fault> {
     let text = path.to_string_lossy();
     let channel = host.open(&script::run(&text, "version")).await?;
     let (status, said) = channel
@@ -71,7 +71,7 @@ async fn runs(host: &Host, path: &Path) -> Result<bool, Fault> {
     Ok(status == Some(0) && String::from_utf8_lossy(&said).contains("sandbox-host "))
 }
 
-async fn put(host: &Host, dir: &Path, name: &str, program: &[u8]) -> Result<(), Fault> {
+async fn put(host: &Links, dir: &Path, name: &str, program: &[u8]) -> Result<(), Fault> {
     let lost = |error| Fault::Link(broken(OPERATION, &host.address, error));
     let command = script::upload(&dir.to_string_lossy(), name, program.len());
     let mut channel = host.open(&command).await?;

@@ -3,7 +3,7 @@
 use sandbox_core::{LocalReach, Reachability, SshReach};
 use sandbox_host::message::Isolation;
 
-use crate::{address::Address, config::Settings, instance::Place};
+use crate::{address::Address, instance::Place, settings::Settings};
 
 /// Over SSH, and then as somebody on the host would. What the sandbox's spec says of the way there wins over
 /// what the backend was told.

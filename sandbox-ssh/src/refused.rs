@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, process::Stdio, time::Duration};
 use sandbox_core::{Error, ErrorKind};
 use tokio::process::Command;
 
-use crate::{address::Address, config::Settings, error::last_words};
+use crate::{address::Address, error::last_words, settings::Settings};
 
 /// How long to look for a reason.
 const PATIENCE: Duration = Duration::from_secs(15);

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::host::Host;
+use crate::address::Address;
 
 /// How far the sending of a workspace to a host is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,16 +44,16 @@ pub(crate) struct Telling {
 
 impl Telling {
     /// Nothing is sent yet, and the host has not been asked.
-    pub(crate) fn begin(host: &Host, directory: &Path) -> Self {
+    pub(crate) fn begin(watcher: Option<Watcher>, host: &Address, directory: &Path) -> Self {
         let progress = UploadProgress {
-            host: host.address.to_string(),
+            host: host.to_string(),
             directory: directory.to_owned(),
             files: 0,
             total_files: None,
             done: 0,
             total: None,
         };
-        let telling = Self { watcher: host.settings.on_upload.clone(), progress };
+        let telling = Self { watcher, progress };
         telling.tell();
         telling
     }

@@ -17,7 +17,8 @@ use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use crate::{
     channel::Channel,
     error::{broken, nonsense},
-    host::{Away, Fault, Host},
+    host::{Away, Host},
+    links::Fault,
     upload::Telling,
 };
 
@@ -51,7 +52,7 @@ pub(crate) async fn bring(host: &Host, isolation: Isolation, directory: &Path) -
         "the files of {} change all the while, so that they cannot be sent to {}; try again when nothing \
          writes there",
         directory.display(),
-        host.address
+        host.address()
     );
     Err(Error::new(ErrorKind::Conflict, OPERATION, message).retryable(true))
 }
@@ -75,8 +76,8 @@ async fn converse(
     list: &[Entry],
     mut channel: Channel,
 ) -> Result<Option<PathBuf>, Fault> {
-    let lost = |error| Fault::Link(broken(OPERATION, &host.address, error));
-    let mut telling = Telling::begin(host, directory);
+    let lost = |error| Fault::Link(broken(OPERATION, host.address(), error));
+    let mut telling = Telling::begin(host.settings().on_upload.clone(), host.address(), directory);
     for batch in list.chunks(BATCH) {
         message::write(&mut channel, &Listed(batch.to_vec())).await.map_err(lost)?;
     }
@@ -90,7 +91,7 @@ async fn converse(
                 telling.wanted(0, 0);
                 return Ok(Some(path));
             }
-            _ => return Err(nonsense(OPERATION, &host.address, "answers another question").into()),
+            _ => return Err(nonsense(OPERATION, host.address(), "answers another question").into()),
         }
     }
     telling.wanted(wanted.len(), size(list, &wanted));
@@ -108,7 +109,7 @@ async fn converse(
                 Some(Answer::Populated(Populated::At(path))) => return Ok(path),
                 Some(_) => {
                     let what = "answers another question";
-                    return Err(nonsense(OPERATION, &host.address, what).into());
+                    return Err(nonsense(OPERATION, host.address(), what).into());
                 }
                 None => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
             }

@@ -470,6 +470,51 @@ async fn jump_hosts_and_fallbacks_are_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_of_few_sessions_gets_more_connections() {
+    let Some(scene) = Scene::new() else { return };
+    let backend = scene.builder("tight").build().unwrap();
+    let manager = scene.manager(backend.clone()).await;
+    let mut making = tokio::task::JoinSet::new();
+    for n in 0..5 {
+        let manager = manager.clone();
+        making.spawn(async move {
+            let sandbox = manager.create(CreateSandbox::new(), &Suppressed).await.unwrap();
+            assert_eq!(sh(&sandbox, &format!("echo {n}")).await, n.to_string());
+            sandbox
+        });
+    }
+    let mut sandboxes = Vec::new();
+    while let Some(made) = soon("a sandbox", making.join_next()).await {
+        sandboxes.push(made.unwrap());
+    }
+    // Each has a session of its own, and one of three is the connection's.
+    assert!(scene.connections().len() > 2, "{:?}", scene.connections());
+    for sandbox in sandboxes {
+        sandbox.destroy(&Suppressed).await.unwrap();
+    }
+    drop((manager, backend));
+    scene.until_no_connection().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_with_no_session_to_spare_is_told_of_and_not_asked_again() {
+    let Some(scene) = Scene::new() else { return };
+    let backend = scene.builder("single").build().unwrap();
+    let mut asking = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let backend = backend.clone();
+        asking.spawn(async move { backend.inventory().await });
+    }
+    while let Some(answer) = soon("an answer", asking.join_next()).await {
+        let error = answer.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(!error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("MaxSessions"), "{error}");
+    }
+    assert!(scene.connections().len() < 3, "{:?}", scene.connections());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn all_who_wait_for_a_host_that_does_not_answer_hear_it_at_once() {
     let Some(scene) = Scene::new() else { return };
     // It takes connections, and says nothing.
