@@ -10,9 +10,11 @@ use sandbox_guest::{
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::{
-    guest::{Guest, failure, lock},
+    base::{failure, lock},
+    guest::Guest,
+    kill,
     process::{Process, State},
-    spawn, tree,
+    spawn,
 };
 
 /// How long a process goes on after its client's connection was cut.
@@ -48,6 +50,8 @@ struct Link {
     process: Arc<Process>,
     number: u64,
     pid: u32,
+    /// Where the client was told that its input is to begin.
+    input_from: u64,
     taken: std::sync::Mutex<(u64, u64)>,
 }
 
@@ -80,6 +84,7 @@ pub(crate) async fn serve(
         process,
         number,
         pid: started.pid,
+        input_from: started.stdin,
         taken: std::sync::Mutex::new((started.stdout, started.stderr)),
     };
     let cursor = |channel, sent| Cursor { channel, sent, taken: sent, live };
@@ -194,7 +199,8 @@ impl Link {
     ) -> io::Result<bool> {
         let state = self.process.state();
         let stream = matches!(self.process.output, Output::Stream);
-        if self.is_replaced(&state) {
+        // The client attached once more, where one only can be attached.
+        if stream && state.attachments > self.number {
             let failure = failure(FailureKind::Invalid, "another client attached to this process");
             batch.extend(frame::encode(&Response::Failed(failure))?);
             return Ok(true);
@@ -237,26 +243,17 @@ impl Link {
         }
     }
 
-    /// Whether the client attached once more, where one only can be attached.
-    fn is_replaced(&self, state: &State) -> bool {
-        let only_one = matches!(self.process.output, Output::Stream);
-        only_one && state.attachments > self.number
-    }
-
     /// Takes what the client sends until it lets go.
     async fn input(&self, reader: &mut ReadHalf<Stream>) -> Farewell {
+        let mut at = self.input_from;
         loop {
             let message = match frame::read(reader).await {
                 Ok(Some(Frame::Data(Channel::In, data))) => {
-                    let mut state = self.process.state();
-                    // What was still on its way when the client attached again is sent once more there.
-                    if self.is_replaced(&state) {
-                        continue;
-                    }
-                    if state.stdin.push(&data).is_err() {
+                    // What was on its way when the client attached again is sent once more there.
+                    if self.process.state().stdin.push(at, &data).is_err() {
                         return Farewell::Gone;
                     }
-                    drop(state);
+                    at += data.len() as u64;
                     self.process.wake.notify_one();
                     continue;
                 }
@@ -265,12 +262,7 @@ impl Link {
             };
             match frame::decode(&message) {
                 Ok(Input::End) => {
-                    let mut state = self.process.state();
-                    if self.is_replaced(&state) {
-                        continue;
-                    }
-                    state.stdin.end();
-                    drop(state);
+                    self.process.state().stdin.end();
                     self.process.wake.notify_one();
                 }
                 Ok(Input::Taken { stdout, stderr }) => self.taken(stdout, stderr),
@@ -338,7 +330,7 @@ impl Link {
 
 /// Kills what nobody waits for, and forgets it.
 async fn abandon(guest: &Guest, process: &Arc<Process>) {
-    let _ = tree::kill_because(guest, process, ExitStatus::Cancelled).await;
+    let _ = kill::because(guest, process, ExitStatus::Cancelled).await;
     lock(&guest.table).forget(process);
 }
 

@@ -12,7 +12,7 @@ use std::{
 use rustix::fs::{FileType, Stat, fstat};
 
 use super::{
-    guest::errno_text,
+    base::errno_text,
     layers::{Found, LayerDir, Layers, find, names},
     mounts,
 };

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use super::guest::errno_text;
+use super::base::errno_text;
 
 const BUFFER: usize = 64 * 1024;
 

@@ -6,8 +6,9 @@ use std::{
 };
 
 use super::{
-    guest::{Deadlines, Guest, now_ms},
-    sys, tree,
+    base::now_ms,
+    guest::{Deadlines, Guest},
+    kill, sys,
 };
 
 /// The wall clock may be set, the machine may sleep, and what runs may end: look again after this at the
@@ -48,7 +49,7 @@ impl Deadlines {
 pub(crate) async fn shut_down(guest: &Guest) -> ! {
     if !guest.alone {
         // The first process of a namespace takes the others with it; here they must be found.
-        tree::kill_all(guest).await;
+        kill::all(guest).await;
         // Whoever is first here need not be one that reaps orphans.
         let begin = Instant::now();
         while let Ok(ended) = sys::wait_any(false) {

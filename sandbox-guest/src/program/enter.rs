@@ -11,8 +11,8 @@ use std::{
 use serde::Deserialize;
 
 use super::{
+    base::errno_text,
     complain,
-    guest::errno_text,
     harden::{self, Hardening},
     sys::{self, StringArray},
 };

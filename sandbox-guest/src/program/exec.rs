@@ -10,11 +10,12 @@ use sandbox_guest::{
 
 use super::{
     attach,
-    guest::{Guest, failure, lock, system},
+    base::{failure, lock, system},
+    guest::Guest,
+    kill,
     process::Process,
-    pump, spawn,
+    procfs, pump, spawn,
     sys::Pid,
-    tree,
 };
 
 /// How long an id may be.
@@ -62,7 +63,7 @@ fn begin(guest: &Arc<Guest>, mut start: Start) -> Result<Arc<Process>, Failure> 
     if let Some(input) = start.input.take() {
         let mut state = process.state();
         // There is room: it was looked at before.
-        let _ = state.stdin.push(&input);
+        let _ = state.stdin.push(0, &input);
         state.stdin.end();
     }
     lock(&guest.table).insert(Arc::clone(&process));
@@ -88,8 +89,8 @@ pub(crate) fn signal(
     let targets = if whole {
         members(guest, process.supervisor).map_err(|error| system(&what, &error))?
     } else {
-        let own = |entry: &tree::Entry| entry.parent == process.supervisor && entry.is_alive();
-        pid.and_then(tree::look).filter(own).into_iter().collect()
+        let own = |entry: &procfs::Entry| entry.parent == process.supervisor && entry.is_alive();
+        pid.and_then(procfs::look).filter(own).into_iter().collect()
     };
     if targets.is_empty() {
         return Err(ended());
@@ -107,19 +108,19 @@ pub(crate) fn signal(
     Ok(Response::Done(Done::default()))
 }
 
-fn members(guest: &Guest, supervisor: Pid) -> io::Result<Vec<tree::Entry>> {
+fn members(guest: &Guest, supervisor: Pid) -> io::Result<Vec<procfs::Entry>> {
     if !lock(&guest.supervisors).contains_key(&supervisor) {
         return Ok(Vec::new());
     }
-    let mut found = tree::descendants(&tree::scan()?, &[supervisor]);
-    found.retain(tree::Entry::is_alive);
+    let mut found = procfs::descendants(&procfs::scan()?, &[supervisor]);
+    found.retain(procfs::Entry::is_alive);
     Ok(found)
 }
 
 /// Kills a process's tree.
 pub(crate) async fn kill(guest: &Guest, id: &str) -> Result<Response, Failure> {
     let process = lock(&guest.table).find(id)?;
-    tree::kill_because(guest, &process, ExitStatus::Cancelled)
+    kill::because(guest, &process, ExitStatus::Cancelled)
         .await
         .map_err(|error| system(&format!("cannot kill the process {id:?}"), &error))?;
     Ok(Response::Done(Done::default()))

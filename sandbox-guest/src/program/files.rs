@@ -18,7 +18,8 @@ use sandbox_guest::{
 };
 
 use super::{
-    guest::{Guest, failure, system},
+    base::{failure, system},
+    guest::Guest,
     spawn::absolute,
     tree_copy, tree_remove,
 };

@@ -18,14 +18,13 @@ use sandbox_guest::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::OwnedSemaphorePermit,
 };
 
-use super::guest::{Guest, failure};
-
-/// How many connections may be carried at once: more than a client takes through one of its ports, so that
-/// one that takes the place of another finds one.
-const MOST: usize = 512;
+use super::{
+    base::failure,
+    guest::{Guest, MAX_FORWARDS},
+};
 
 /// How long a connection to the loopback may take: it is there at once, or its listener takes none.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,15 +41,10 @@ pub(crate) struct Carried {
     _place: OwnedSemaphorePermit,
 }
 
-/// The places that connections take.
-pub(crate) fn places() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(MOST))
-}
-
 /// Connects to a port of the loopback.
 pub(crate) async fn connect(guest: &Guest, port: u16) -> Result<Carried, Failure> {
     let Ok(place) = Arc::clone(&guest.forwards).try_acquire_owned() else {
-        let message = format!("{MOST} connections are carried already, which is the limit");
+        let message = format!("{MAX_FORWARDS} connections are carried already, which is the limit");
         return Err(failure(FailureKind::LimitExceeded, message));
     };
     let mut first = None;

@@ -10,19 +10,14 @@ use std::{
 use sandbox_guest::{Done, Failure, FailureKind, Response};
 
 use super::{
-    guest::{Guest, failure, lock, system},
+    base::{failure, lock, system},
+    guest::{Frozen, Guest},
+    procfs::{self, Entry},
     sys::Pid,
-    tree::{self, Entry},
 };
 
 /// A freeze gives up after this: something starts processes faster than they can be stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// What was stopped, parents before children, and for which connection.
-pub(crate) struct Frozen {
-    connection: u64,
-    stopped: Vec<Entry>,
-}
 
 /// Stops every process and waits until all are.
 pub(crate) async fn freeze(guest: &Arc<Guest>, connection: u64) -> Result<Response, Failure> {
@@ -85,7 +80,7 @@ fn is_still(entry: &Entry, all: &[Entry]) -> bool {
 
 /// All processes but the guest's own, parents before children.
 fn others(guest: &Guest) -> io::Result<Vec<Entry>> {
-    let entries = tree::scan()?;
+    let entries = procfs::scan()?;
     let supervisors = lock(&guest.supervisors);
     let bridges = lock(&guest.bridges);
     let own = std::process::id() as Pid;
@@ -95,7 +90,7 @@ fn others(guest: &Guest) -> io::Result<Vec<Entry>> {
     } else {
         supervisors.keys().copied().collect()
     };
-    let mut found = tree::descendants(&entries, &roots);
+    let mut found = procfs::descendants(&entries, &roots);
     found.retain(|e| {
         let ours = e.pid == own || supervisors.contains_key(&e.pid) || bridges.contains(&e.pid);
         e.is_alive() && !ours

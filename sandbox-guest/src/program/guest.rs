@@ -2,19 +2,24 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
-pub(crate) use sandbox_guest::errno_text;
-use sandbox_guest::{Failure, FailureKind, Setup};
+use sandbox_guest::Setup;
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    egress::Egress, freeze::Frozen, oom::Oom, process::Table, supervisor::Supervising, sys::Pid,
-    work::Pool,
+    base::lock, egress::Egress, oom::Oom, process::Table, procfs::Entry, supervisor::Supervising,
+    sys::Pid, work::Pool,
 };
+
+/// How many connections may be carried at once: more than a client takes through one of its ports, so that
+/// one that takes the place of another finds one.
+pub(crate) const MAX_FORWARDS: usize = 512;
+
+/// How many watches there may be at once: each takes one of the few that the system gives a user.
+pub(crate) const MAX_WATCHES: usize = 16;
 
 /// The guest.
 pub(crate) struct Guest {
@@ -40,7 +45,7 @@ pub(crate) struct Guest {
     pub(crate) idle_limit: Option<Duration>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) oom: Mutex<Oom>,
-    pub(crate) egress: Egress,
+    pub(crate) egress: Arc<Egress>,
     cpu: Mutex<Cpu>,
     /// A place for each watch of files.
     pub(crate) watches: Semaphore,
@@ -62,6 +67,12 @@ impl Deadlines {
         self.expires_at = expires_at.or(self.expires_at);
         self.lease_until = lease_until.or(self.lease_until);
     }
+}
+
+/// What was stopped, parents before children, and for which connection.
+pub(crate) struct Frozen {
+    pub(crate) connection: u64,
+    pub(crate) stopped: Vec<Entry>,
 }
 
 /// CPU time in the sandbox, in microseconds.
@@ -95,9 +106,9 @@ impl Guest {
             pool: Arc::default(),
             cpu: Mutex::default(),
             oom: Mutex::new(Oom::new(oom)),
-            egress: Egress::default(),
-            watches: super::watch::places(),
-            forwards: super::forward::places(),
+            egress: Arc::default(),
+            watches: Semaphore::new(MAX_WATCHES),
+            forwards: Arc::new(Semaphore::new(MAX_FORWARDS)),
             last_activity: Mutex::new(Instant::now()),
         }
     }
@@ -139,25 +150,4 @@ impl Guest {
         cpu.told = cpu.told.max(counted);
         cpu.told
     }
-}
-
-/// Locks; a panic elsewhere ends the whole program, so there is no poison to mind.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Milliseconds since the Unix epoch.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A failure that is not the system's.
-pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure::new(kind, message)
-}
-
-/// The system's failure; `what` says what was tried, on what.
-pub(crate) fn system(what: &str, error: &io::Error) -> Failure {
-    Failure::system(what, error)
 }

@@ -1,6 +1,6 @@
 //! Giving up rights for good.
 
-use super::{filter, guest::errno_text, sys};
+use super::{base::errno_text, filter, sys};
 
 /// Which rights are given up.
 #[derive(Debug, Clone, Copy)]

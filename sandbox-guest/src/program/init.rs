@@ -16,8 +16,9 @@ use sandbox_guest::Setup;
 use tokio::{io::Interest, net::unix::pipe};
 
 use super::{
+    base::{errno_text, lock},
     deadline,
-    guest::{Guest, errno_text, lock},
+    guest::Guest,
     harden::{self, Hardening},
     mounts, oom, serve, sys,
 };

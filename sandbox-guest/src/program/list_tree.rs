@@ -13,7 +13,7 @@ use std::{
 
 use sandbox_guest::ContentHash;
 
-use super::guest::errno_text;
+use super::base::errno_text;
 
 /// Writes one line for each file below `root`, which is not told itself: its kind, mode, size, time and,
 /// if it was changed at `since` or later, a hash of its contents; its path; a zero byte. What lies in

@@ -11,7 +11,7 @@ use std::{
 use rustix::fs::{CWD, FileType, Mode, Stat, fstat, mkdirat, mknodat, openat};
 
 use super::{
-    guest::errno_text,
+    base::errno_text,
     layers::{LayerDir, Layers, find, make_clear, make_opaque, names},
     tree_copy::{Copy, Pair, directory_flags, raise_file_limit, settle},
     tree_remove,

@@ -1,6 +1,7 @@
 //! The program's commands. `init` is the guest itself; the others are small tools for the harness.
 
 mod attach;
+mod base;
 mod changes;
 mod connect;
 mod copy_data;
@@ -15,6 +16,7 @@ mod freeze;
 mod guest;
 mod harden;
 mod init;
+mod kill;
 mod layers;
 mod list_tree;
 mod log;
@@ -22,6 +24,7 @@ mod merge;
 mod mounts;
 mod oom;
 mod process;
+mod procfs;
 mod pump;
 mod serve;
 mod shell;
@@ -30,7 +33,6 @@ mod stdin;
 mod supervisor;
 mod sys;
 mod transfer;
-mod tree;
 mod tree_copy;
 mod tree_remove;
 mod tree_transfer;

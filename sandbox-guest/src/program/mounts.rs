@@ -19,7 +19,7 @@ use rustix::{
 };
 use sandbox_guest::MountStep;
 
-use super::{guest::errno_text, tree_remove};
+use super::{base::errno_text, tree_remove};
 
 /// What `mount(2)` takes of options.
 const PAGE: usize = 4095;

@@ -13,7 +13,7 @@ use sandbox_guest::{
 use tokio::sync::Notify;
 
 use super::{
-    guest::{failure, lock, now_ms},
+    base::{failure, lock, now_ms},
     log::Log,
     stdin::Stdin,
     sys::Pid,

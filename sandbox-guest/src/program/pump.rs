@@ -12,11 +12,13 @@ use sandbox_guest::{ExitStatus, Output, ProcessExit, Start};
 use tokio::{io::Interest, io::unix::AsyncFd, time::Instant};
 
 use super::{
-    guest::{Guest, failure, lock},
+    base::{failure, lock},
+    guest::Guest,
+    kill,
     process::Process,
     spawn::{self, Ends, explain},
     supervisor::{Begun, Ended, Stage},
-    sys, tree,
+    sys,
 };
 
 /// How much is read at once.
@@ -47,8 +49,8 @@ pub(crate) async fn run(guest: Arc<Guest>, process: Arc<Process>, ends: Ends, st
     let mut pump = match Pump::new(Arc::clone(&guest), Arc::clone(&process), ends, &start) {
         Ok(pump) => pump,
         Err(error) => {
-            let _ = tree::kill(&guest, &process).await;
-            let failure = super::guest::system("cannot watch a process", &error);
+            let _ = kill::tree(&guest, &process).await;
+            let failure = super::base::system("cannot watch a process", &error);
             return refuse(&guest, &process, failure);
         }
     };
@@ -62,8 +64,8 @@ pub(crate) async fn run(guest: Arc<Guest>, process: Arc<Process>, ends: Ends, st
             let message = "its supervisor was killed before it began";
             let kind = sandbox_guest::FailureKind::System;
             // By what it had started already, perhaps.
-            let _ = tree::kill(&guest, &process).await;
-            let _ = tree::kill_orphans_of(&guest, process.supervisor).await;
+            let _ = kill::tree(&guest, &process).await;
+            let _ = kill::orphans_of(&guest, process.supervisor).await;
             return refuse(&guest, &process, failure(kind, message));
         }
     }
@@ -72,7 +74,7 @@ pub(crate) async fn run(guest: Arc<Guest>, process: Arc<Process>, ends: Ends, st
     pump.until_end().await;
     if is_session {
         // What its commands left running is the session's.
-        let _ = tree::kill(&guest, &process).await;
+        let _ = kill::tree(&guest, &process).await;
     }
     pump.settle().await;
     pump.buffer = Vec::new();
@@ -174,7 +176,7 @@ impl Pump {
         // Counted here, so that the end is not settled before the kill has begun.
         process.state().killers += 1;
         tokio::spawn(async move {
-            let _ = tree::kill_because(&guest, &process, ExitStatus::TimedOut).await;
+            let _ = kill::because(&guest, &process, ExitStatus::TimedOut).await;
             process.state().killers -= 1;
             process.wake.notify_one();
         });
@@ -256,7 +258,7 @@ impl Pump {
             self.buffer = vec![0; CHUNK];
         }
         if matches!(self.ended, Some(Err(()))) {
-            let _ = tree::kill_orphans_of(&self.guest, self.process.supervisor).await;
+            let _ = kill::orphans_of(&self.guest, self.process.supervisor).await;
         }
         let out_open = self.drain(false);
         let err_open = self.drain(true);

@@ -22,8 +22,10 @@ use tokio::{
 };
 
 use super::{
-    attach, deadline, egress, exec, files, forward, freeze,
-    guest::{Guest, failure, lock},
+    attach,
+    base::{failure, lock},
+    deadline, egress, exec, files, forward, freeze,
+    guest::Guest,
     sys::Pid,
     transfer, tree_transfer, usage, watch,
 };
@@ -208,15 +210,17 @@ impl Connection {
 
     async fn egress(&self, request: EgressRequest, mut stream: Stream) -> io::Result<()> {
         let result = match request {
-            EgressRequest::Serve => egress::serve(&self.guest, &mut stream).await?,
+            EgressRequest::Serve => egress::serve(&self.guest.egress, &mut stream).await?,
             EgressRequest::Connected { id } => {
-                let Some(back) = egress::connected(&self.guest, id, stream) else { return Ok(()) };
+                let Some(back) = egress::connected(&self.guest.egress, id, stream) else {
+                    return Ok(());
+                };
                 stream = back;
                 let message = "nobody waits for this connection any more";
                 Err(failure(FailureKind::NotFound, message))
             }
             EgressRequest::Refused { id, denied, reason } => {
-                Ok(egress::refused(&self.guest, id, denied, reason))
+                Ok(egress::refused(&self.guest.egress, id, denied, reason))
             }
             _ => Err(failure(FailureKind::Unsupported, "the guest does not know this request")),
         };

@@ -16,7 +16,8 @@ use rustix::{
 use sandbox_guest::{Failure, FailureKind, PtySize, Start};
 
 use super::{
-    guest::{Guest, failure, lock, system},
+    base::{failure, lock, system},
+    guest::Guest,
     supervisor::{self, Begun, Limit, Plan, Stage},
     sys::{Pid, StringArray, limit},
     users::{self, User},

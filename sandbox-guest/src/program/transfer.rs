@@ -19,8 +19,9 @@ use sandbox_guest::{
 use tokio::io::AsyncWriteExt;
 
 use super::{
+    base::failure,
     files::{check_readable, failed, info, locate, lost},
-    guest::{Guest, failure},
+    guest::Guest,
 };
 
 /// Data of one frame: with its head it fits one packet of the connection.
@@ -249,7 +250,7 @@ fn follow(path: &Path) -> Result<PathBuf, Failure> {
 fn temporary_beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let time = super::guest::now_ms();
+    let time = super::base::now_ms();
     path.with_file_name(format!("{TEMPORARY}{}-{time}-{count}", std::process::id()))
 }
 

@@ -21,7 +21,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{copy_data::copy_data, guest::errno_text, tree_remove};
+use super::{base::errno_text, copy_data::copy_data, tree_remove};
 
 /// A directory, and the one that becomes its copy.
 pub(crate) struct Pair {

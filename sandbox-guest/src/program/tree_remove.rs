@@ -4,7 +4,7 @@ use std::path::Path;
 
 pub(crate) use sandbox_guest::tree::remove_all;
 
-use super::guest::errno_text;
+use super::base::errno_text;
 
 /// Removes a file or a tree.
 pub(crate) fn remove(path: &Path) -> Result<(), String> {

@@ -9,9 +9,10 @@ use std::{
 use sandbox_guest::Status;
 
 use super::{
-    guest::{Guest, lock},
+    base::lock,
+    guest::Guest,
+    procfs::{self, Entry},
     sys::Pid,
-    tree::{self, Entry},
 };
 
 /// For so long each process's share of what is mapped by several is looked up, which makes the kernel
@@ -42,7 +43,7 @@ fn look(guest: &Guest) -> Status {
     // What ends while this looks moves up to its parent, and at last to this. Looked at from the top
     // down, it may be missed, and is there the next time; it never counts twice.
     let ended = guest.ended_cpu_us();
-    let entries = tree::scan().ok();
+    let entries = procfs::scan().ok();
     let (received, sent) = network().unzip();
     let mut status = Status {
         guest_memory: resident("self").map_or(0, |resident| resident.all),
@@ -77,7 +78,7 @@ fn members(guest: &Guest, entries: &[Entry]) -> Vec<(Entry, bool)> {
     let bridges = lock(&guest.bridges);
     // 0 is the parent of those that entered from outside.
     let roots = if guest.alone { vec![0, own] } else { vec![own] };
-    tree::descendants(entries, &roots)
+    procfs::descendants(entries, &roots)
         .into_iter()
         .filter(|entry| entry.pid != own && !bridges.contains(&entry.pid))
         .map(|entry| (entry, supervisors.contains_key(&entry.pid)))

@@ -5,7 +5,7 @@ use std::io::Read;
 
 use sandbox_guest::{Failure, FailureKind};
 
-use super::guest::failure;
+use super::base::failure;
 
 /// Longer databases are cut: they come from the sandbox.
 const MAX_DATABASE: u64 = 4 * 1024 * 1024;

@@ -9,14 +9,12 @@ use sandbox_guest::{Done, Failure, FailureKind, FileEvent, Response, frame, mux:
 use tokio::io::{Interest, ReadHalf, WriteHalf, unix::AsyncFd};
 
 use super::{
+    base::failure,
     files::{failed, locate, lost},
-    guest::{Guest, failure},
+    guest::{Guest, MAX_WATCHES},
     sys,
     watcher::{self, Watcher},
 };
-
-/// How many watches there may be at once: each takes one of the few that the system gives a user.
-const MAX_WATCHES: usize = 16;
 
 /// How many bytes of paths are put into one message, roughly.
 const MESSAGE: usize = 64 * 1024;
@@ -58,11 +56,6 @@ pub(crate) async fn watch(
         () = until_closed(&mut reader) => Err(io::ErrorKind::UnexpectedEof.into()),
         told = tell(guest, watcher, readable, &mut writer) => told,
     }
-}
-
-/// The places that watches take.
-pub(crate) fn places() -> tokio::sync::Semaphore {
-    tokio::sync::Semaphore::new(MAX_WATCHES)
 }
 
 async fn until_closed(reader: &mut ReadHalf<&mut Stream>) {

@@ -15,7 +15,7 @@ use rustix::{
 };
 use sandbox_guest::{Bytes, Failure, FailureKind, FileEvent, tree::TEMPORARY};
 
-use super::{files::failed, guest::failure, transfer};
+use super::{base::failure, files::failed, transfer};
 
 /// How many directories one watch looks at.
 const MAX_DIRECTORIES: usize = 8192;

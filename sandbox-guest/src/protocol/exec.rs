@@ -101,7 +101,7 @@ pub struct Started {
     /// Likewise for standard error.
     #[serde(default)]
     pub stderr: u64,
-    /// How many bytes of standard input have come in already.
+    /// How many bytes of standard input have come in already: what the client sends begins there.
     #[serde(default)]
     pub stdin: u64,
     /// How many of them the process has taken: the sender may go as far as this plus the window.

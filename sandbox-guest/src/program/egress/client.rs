@@ -14,8 +14,7 @@ use tokio::{
 };
 
 use super::{
-    super::guest::Guest,
-    Answer,
+    Answer, Egress,
     head::{self, MAX_HEAD, Wanted},
 };
 
@@ -32,7 +31,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_secs(15 * 60);
 
 /// Serves every process that connects, for ever.
-pub(super) async fn accept(guest: Arc<Guest>, listener: TcpListener) {
+pub(super) async fn accept(egress: Arc<Egress>, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(MAX_CLIENTS));
     let refusals = Arc::new(Semaphore::new(MAX_CLIENTS));
     loop {
@@ -52,15 +51,15 @@ pub(super) async fn accept(guest: Arc<Guest>, listener: TcpListener) {
             }
             continue;
         };
-        let guest = Arc::clone(&guest);
+        let egress = Arc::clone(&egress);
         tokio::spawn(async move {
-            let _ = serve(&guest, socket).await;
+            let _ = serve(&egress, socket).await;
             drop(place);
         });
     }
 }
 
-async fn serve(guest: &Guest, mut socket: TcpStream) -> io::Result<()> {
+async fn serve(egress: &Egress, mut socket: TcpStream) -> io::Result<()> {
     // What is small and waits for an answer must not wait for more of it.
     let _ = socket.set_nodelay(true);
     let mut bytes = Vec::new();
@@ -71,7 +70,7 @@ async fn serve(guest: &Guest, mut socket: TcpStream) -> io::Result<()> {
         Err((status, why)) => return refuse(socket, status, why).await,
     };
     let (host, port) = (wanted.host.clone(), wanted.port);
-    let answer = tokio::time::timeout(ANSWER, guest.egress.ask(host, port)).await;
+    let answer = tokio::time::timeout(ANSWER, egress.ask(host, port)).await;
     match answer {
         Ok(Some(Answer::Connected(stream))) => connected(socket, stream, &wanted, &bytes).await,
         Ok(Some(Answer::Refused { denied, reason })) => {

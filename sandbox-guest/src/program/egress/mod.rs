@@ -21,7 +21,7 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use super::guest::{Guest, failure, lock, system};
+use super::base::{failure, lock, system};
 
 /// How many calls a harness may have waiting for it.
 const MAX_CALLS: usize = 64;
@@ -138,14 +138,14 @@ impl Drop for Serving<'_> {
 
 /// Tells a harness of connections until it lets go. What is returned is the last message.
 pub(crate) async fn serve(
-    guest: &Arc<Guest>,
+    egress: &Arc<Egress>,
     stream: &mut Stream,
 ) -> io::Result<Result<Response, Failure>> {
-    if let Err(error) = listen(guest).await {
+    if let Err(error) = listen(egress).await {
         return Ok(Err(system("cannot listen on the sandbox's loopback", &error)));
     }
     let (sender, mut calls) = mpsc::channel(MAX_CALLS);
-    let Some(_serving) = guest.egress.begin(sender) else {
+    let Some(_serving) = egress.begin(sender) else {
         let message = format!("{MAX_SERVERS} harnesses serve already, which is the limit");
         return Ok(Err(failure(FailureKind::LimitExceeded, message)));
     };
@@ -170,29 +170,29 @@ async fn until_closed(reader: &mut ReadHalf<&mut Stream>) {
 }
 
 /// A connection was made: whoever asked for it gets the stream. If nobody does any more, it is given back.
-pub(crate) fn connected(guest: &Guest, id: u64, stream: Stream) -> Option<Stream> {
-    match guest.egress.answer(id, Answer::Connected(stream)) {
+pub(crate) fn connected(egress: &Egress, id: u64, stream: Stream) -> Option<Stream> {
+    match egress.answer(id, Answer::Connected(stream)) {
         Some(Answer::Connected(stream)) => Some(stream),
         _ => None,
     }
 }
 
 /// A connection was refused.
-pub(crate) fn refused(guest: &Guest, id: u64, denied: bool, reason: String) -> Response {
-    guest.egress.answer(id, Answer::Refused { denied, reason });
+pub(crate) fn refused(egress: &Egress, id: u64, denied: bool, reason: String) -> Response {
+    egress.answer(id, Answer::Refused { denied, reason });
     Response::Done(Done::default())
 }
 
 /// Makes sure that the proxy listens.
-async fn listen(guest: &Arc<Guest>) -> io::Result<()> {
-    if lock(&guest.egress.0).port.is_some() {
+async fn listen(egress: &Arc<Egress>) -> io::Result<()> {
+    if lock(&egress.0).port.is_some() {
         return Ok(());
     }
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let port = listener.local_addr()?.port();
     // Of two that came at once, the first has it.
-    if lock(&guest.egress.0).port.get_or_insert(port) == &port {
-        tokio::spawn(client::accept(Arc::clone(guest), listener));
+    if lock(&egress.0).port.get_or_insert(port) == &port {
+        tokio::spawn(client::accept(Arc::clone(egress), listener));
     }
     Ok(())
 }

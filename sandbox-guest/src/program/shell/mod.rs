@@ -34,7 +34,7 @@ use self::{
     pipes::{CHUNK, Source, Target},
     script::{Control, Places},
 };
-use super::{FAILED, guest::errno_text, sys, usage};
+use super::{FAILED, base::errno_text, sys, usage};
 
 /// The outputs of so many commands that left something running are emptied; what writes to an older
 /// one's finds it closed.
