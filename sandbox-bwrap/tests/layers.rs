@@ -15,7 +15,10 @@ use std::{
     path::Path,
 };
 
-use sandbox_core::{ChangeKind, CreateSandbox, Instance, Root, SandboxBackend, SnapshotData};
+use sandbox_core::{
+    ChangeKind, CreateSandbox, ErrorKind, Instance, InstanceState, Root, SandboxBackend,
+    SnapshotData, SnapshotRequest,
+};
 use support::{Place, as_everybody};
 
 /// The changes, sorted, each with a letter.
@@ -31,6 +34,149 @@ async fn changes(place: &Place, instance: &Instance, since: Option<&SnapshotData
         format!("{letter} {}", change.path.display())
     };
     changes.iter().map(line).collect()
+}
+
+#[test]
+fn a_snapshot_of_an_idle_one_is_its_layer() {
+    as_everybody("a_snapshot_of_an_idle_one_is_its_layer", async |place| {
+        let source = place.dir.join("src");
+        fs::create_dir_all(source.join("dir")).unwrap();
+        fs::write(source.join("dir/old"), "0").unwrap();
+        let backend = &place.backend;
+        let (first, request) = place.up(CreateSandbox::new().workspace(&source)).await;
+        place.sh(&first, "echo 1 > v; rm -r dir; mkdir dir; echo 1 > dir/new; chmod 750 .").await;
+        let (a, second) = place.sealed(&first, &request).await;
+        assert_eq!(backend.inspect(&first).await.unwrap(), InstanceState::Gone);
+        assert_eq!(place.sh(&second, "cat v; ls dir; stat -c %a .").await, "1\nnew\n750");
+        place.sh(&second, "echo 2 > v; rm dir/new; echo x > /tmp/x").await;
+        let (b, third) = place.sealed(&second, &request).await;
+        place.sh(&third, "echo 3 > v").await;
+
+        // What each snapshot shows, and that a later writer changes none of it.
+        for _ in 0..2 {
+            for (snapshot, shows) in [(&a, "1\nnew"), (&b, "2\n/tmp/x")] {
+                let mut fork = Place::request(CreateSandbox::new().workspace(&source));
+                fork.from = Some(snapshot.clone());
+                let instance = backend.provision(&fork).await.unwrap();
+                let line = "cat v; ls dir; ls /tmp/x 2>/dev/null; echo changed > v; true";
+                assert_eq!(place.sh(&instance, line).await, shows);
+                place.down(&instance).await;
+            }
+        }
+
+        // What others stand on stays as long as they do.
+        backend.delete_snapshot(&a).await.unwrap();
+        backend.delete_snapshot(&a).await.unwrap();
+        assert!(place.state.join("layers").join(a.id.as_str()).exists());
+        backend.delete_snapshot(&b).await.unwrap();
+        assert_eq!(place.sh(&third, "cat v; ls -A dir").await, "3");
+        place.down(&third).await;
+        assert_eq!(fs::read_dir(place.state.join("layers")).unwrap().count(), 0);
+        let mut request = request;
+        request.from = Some(b);
+        assert_eq!(backend.provision(&request).await.unwrap_err().kind(), ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn a_snapshot_of_a_busy_one_is_a_copy() {
+    as_everybody("a_snapshot_of_a_busy_one_is_a_copy", async |place| {
+        let source = place.dir.join("src");
+        fs::create_dir_all(source.join("dir")).unwrap();
+        fs::write(source.join("dir/old"), "0").unwrap();
+        let (instance, request) = place.up(CreateSandbox::new().workspace(&source)).await;
+        let line = "echo 1 > v; rm -r dir; mkdir dir; mkdir shut; echo 1 > shut/x; chmod 0 shut; \
+                    ln v hard; ln -s v soft; mkfifo fifo; truncate -s 1M sparse";
+        place.sh(&instance, line).await;
+        let taken = place.snapshot(&instance, &request, false).await;
+        assert!(taken.successor.is_none());
+        assert_eq!(place.sh(&instance, "cat v; echo 2 > v; ls dir").await, "1");
+
+        let mut fork = Place::request(CreateSandbox::new().workspace(&source));
+        fork.from = Some(taken.data.clone());
+        let other = place.backend.provision(&fork).await.unwrap();
+        let line = "cat v soft; ls -A dir; stat -c %h:%b v; stat -c %b sparse; test -p fifo; \
+                    stat -c %a shut; chmod 700 shut; cat shut/x";
+        assert_eq!(place.sh(&other, line).await, "1\n1\n2:8\n0\n0\n1");
+        place.down(&other).await;
+        place.down(&instance).await;
+        place.backend.delete_snapshot(&taken.data).await.unwrap();
+        assert_eq!(fs::read_dir(place.state.join("layers")).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn an_interrupted_snapshot_is_finished_or_adopted() {
+    as_everybody("an_interrupted_snapshot_is_finished_or_adopted", async |place| {
+        let backend = &place.backend;
+        let (instance, request) = place.up(CreateSandbox::new()).await;
+        place.sh(&instance, "echo 1 > v").await;
+        // As it is after a crash between the two renames of a seal.
+        backend.stop(&instance).await.unwrap();
+        let (data, _) = {
+            // The layer's directory of a real one, taken from another sandbox.
+            let (other, other_request) = place.up(CreateSandbox::new()).await;
+            let (data, successor) = place.sealed(&other, &other_request).await;
+            place.down(&successor).await;
+            (data, ())
+        };
+        let layers = place.state.join("layers");
+        let id = sandbox_core::SnapshotId::new();
+        let half = layers.join(format!(".new-{id}"));
+        fs::rename(layers.join(data.id.as_str()), &half).unwrap();
+        for part in ["root", "workspace"] {
+            fs::remove_dir_all(half.join(part)).unwrap();
+        }
+        let meta = fs::read_to_string(half.join("meta.json")).unwrap();
+        let mut meta: serde_json::Value = serde_json::from_str(&meta).unwrap();
+        meta["id"] = id.as_str().into();
+        meta["stack"] = serde_json::json!([id.as_str()]);
+        meta["sealed_from"] = instance.id.as_str().into();
+        fs::write(half.join("meta.json"), meta.to_string()).unwrap();
+        let upper = place.state.join("instances").join(instance.id.as_str()).join("fs/upper");
+        fs::rename(upper.join("root"), half.join("root")).unwrap();
+
+        // A start makes the layer whole and goes on above it.
+        let again = backend.start(&instance, &request).await.unwrap();
+        assert_eq!(place.sh(&again, "cat v; echo 2 > v").await, "1");
+        assert_eq!(again.data["layers"], serde_json::json!([id.as_str()]));
+
+        // The same snapshot asked for twice is the same snapshot, with the same successor.
+        let mut successor = request.clone();
+        successor.instance = sandbox_core::InstanceId::new();
+        let snapshot = sandbox_core::SnapshotId::new();
+        let wanted = SnapshotRequest::new(again.clone(), snapshot, true, successor);
+        let first = backend.snapshot(&wanted).await.unwrap();
+        let second = backend.snapshot(&wanted).await.unwrap();
+        assert_eq!((&first.data, &first.successor), (&second.data, &second.successor));
+        let last = first.successor.unwrap();
+        assert_eq!(place.sh(&last, "cat v").await, "2");
+        place.down(&last).await;
+    });
+}
+
+#[test]
+fn a_long_lineage_stays_usable() {
+    as_everybody("a_long_lineage_stays_usable", async |place| {
+        let (mut instance, request) = place.up(CreateSandbox::new()).await;
+        let mut snapshots = Vec::new();
+        for n in 0..60 {
+            let line = format!("echo {n} > v; echo {n} > f{n}; rm -f f{}", n - 2);
+            place.sh(&instance, &line).await;
+            let (data, successor) = place.sealed(&instance, &request).await;
+            snapshots.push(data);
+            instance = successor;
+        }
+        assert_eq!(place.sh(&instance, "cat v; ls").await, "59\nf58\nf59\nv");
+        place.down(&instance).await;
+        for n in [0, 29, 59] {
+            let mut request = Place::request(CreateSandbox::new());
+            request.from = Some(snapshots[n].clone());
+            let instance = place.backend.provision(&request).await.unwrap();
+            assert_eq!(place.sh(&instance, "cat v").await, n.to_string());
+            place.down(&instance).await;
+        }
+    });
 }
 
 #[test]

@@ -20,12 +20,11 @@ use super::{
     cleanup,
     error::{at, blocking, failed, lost},
     instance::{self, HOME, InstanceDir, Marks, WORKSPACE, private_dir},
-    launch, programs, refuse, tool, tree,
+    launch, programs,
+    refuse::{self, WHY},
+    tool, tree,
 };
 use crate::{changes, message::Isolation, size};
-
-/// Why there is so little.
-pub(super) const WHY: &str = "sandboxes are processes of the account, in a directory";
 
 /// Makes sandboxes of the account that it runs as.
 #[derive(Debug, Clone)]

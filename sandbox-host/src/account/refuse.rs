@@ -2,8 +2,10 @@
 
 use sandbox_core::{BackendId, Error, Network, Provision, Result, Root, WorkspaceMode};
 
-use super::backend::WHY;
 use crate::message::Isolation;
+
+/// Why there is so little.
+pub(super) const WHY: &str = "sandboxes are processes of the account, in a directory";
 
 /// What cannot be had here is refused by name.
 ///

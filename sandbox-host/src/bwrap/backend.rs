@@ -1,35 +1,28 @@
 //! What the contract of a backend asks for, put together from the other modules.
 
-use std::{
-    fmt, io,
-    path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
-};
+use std::{fmt, io};
 
 use async_trait::async_trait;
-use jiff::Timestamp;
-use rustix::fs::FlockOperation;
 use sandbox_core::{
-    BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestBinaries, GuestStream, Instance,
-    InstanceState, LocalReach, Network, Provision, Reachability, Result, SandboxBackend,
-    SnapshotData, SnapshotId, SnapshotRequest, SnapshotTaken, Usage,
+    BackendId, Capabilities, Change, Error, ErrorKind, Found, GuestStream, Instance, InstanceState,
+    LocalReach, Network, Provision, Reachability, Result, SandboxBackend, SnapshotData,
+    SnapshotRequest, SnapshotTaken, Usage,
 };
 
 use crate::size;
 
 use super::{
     ID,
-    cgroup::{Available, Controller},
+    cgroup::Controller,
     changes,
-    config::{BwrapHostBuilder, RunAs, State},
     error::{at, blocking, lost},
-    instance::{self, InstanceDir, Marks, PARTS},
-    launch::{self, Made},
-    plan::{self, ENTER_PROGRAM, WORKSPACE},
-    probe,
-    process::boot_id,
-    programs, snapshot,
-    staging::Stager,
+    instance::{self, InstanceDir, PARTS},
+    layers,
+    plan::{ENTER_PROGRAM, WORKSPACE},
+    probe, provision,
+    run_as::RunAs,
+    shared::Shared,
+    snapshot,
 };
 
 /// Makes sandboxes of the host that it runs on with bubblewrap.
@@ -42,36 +35,7 @@ pub struct BwrapHost {
 }
 
 impl BwrapHost {
-    /// With the defaults: the state directory of this user, and the `bwrap` in `PATH`.
-    ///
-    /// # Errors
-    ///
-    /// As [`BwrapHostBuilder::build`].
-    pub fn new() -> Result<Self> {
-        Self::builder().build()
-    }
-
-    /// Set up step by step.
-    #[must_use]
-    pub fn builder() -> BwrapHostBuilder {
-        BwrapHostBuilder::default()
-    }
-
-    pub(crate) fn from_parts(
-        state: State,
-        program: PathBuf,
-        guests: GuestBinaries,
-        run_as: Option<RunAs>,
-    ) -> Self {
-        let shared = Shared(Arc::new(Parts {
-            state,
-            program,
-            guests,
-            run_as,
-            stager: Stager::new(run_as),
-            available: OnceLock::new(),
-            probed: tokio::sync::OnceCell::new(),
-        }));
+    pub(crate) fn from_shared(shared: Shared) -> Self {
         Self { shared }
     }
 
@@ -83,10 +47,6 @@ impl BwrapHost {
     pub fn connect_socket(&self, instance: &Instance) -> Result<std::os::unix::net::UnixStream> {
         let dir = self.dir(instance);
         dir.connect_blocking().map_err(|error| about(not_connected(&dir, error), instance))
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
     }
 
     fn dir(&self, instance: &Instance) -> InstanceDir {
@@ -115,132 +75,6 @@ impl fmt::Debug for BwrapHost {
     }
 }
 
-/// What all parts of a backend know.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared(Arc<Parts>);
-
-#[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) state: State,
-    pub(crate) program: PathBuf,
-    pub(crate) guests: GuestBinaries,
-    pub(crate) run_as: Option<RunAs>,
-    pub(crate) stager: Stager,
-    available: OnceLock<Available>,
-    pub(crate) probed: tokio::sync::OnceCell<Capabilities>,
-}
-
-impl std::ops::Deref for Shared {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.0
-    }
-}
-
-impl Shared {
-    /// The directory with the guest program.
-    pub(crate) fn guest_dir(&self) -> Result<PathBuf> {
-        programs::guest_dir(&self.guests, &self.state.guests())
-    }
-
-    /// The control groups of this host; looked for once.
-    pub(crate) fn available(&self) -> &Available {
-        self.available.get_or_init(Available::find)
-    }
-
-    /// A new instance on these layers.
-    pub(crate) async fn provision_on(
-        &self,
-        request: &Provision,
-        layers: Vec<SnapshotId>,
-    ) -> Result<Instance> {
-        let (made, dir, marks) = {
-            let (shared, request) = (self.clone(), request.clone());
-            blocking("provision", move || shared.make(request, layers)).await?
-        };
-        self.bring_up(made, &dir, marks).await
-    }
-
-    fn make(
-        &self,
-        request: Provision,
-        layers: Vec<SnapshotId>,
-    ) -> Result<(Made, InstanceDir, Marks)> {
-        const OPERATION: &str = "provision";
-        plan::refuse(&request.spec)?;
-        launch::guest_limits(self.available(), &request.spec.limits)?;
-        self.state.prepare()?;
-        let marks = Marks {
-            created_at: Timestamp::now(),
-            run_as: self.run_as,
-            groups: self.available().plan(&request.instance, &request.spec.limits),
-            boot_id: boot_id().map_err(at(OPERATION, Path::new("/proc")))?,
-            layers,
-            request,
-        };
-        let lock = self.state.lock(FlockOperation::LockShared);
-        let _lock = lock.map_err(at(OPERATION, &self.state.root))?;
-        snapshot::check_layers(OPERATION, &self.state, &marks.layers)?;
-        // From before the first file on, so that nothing is left whatever fails.
-        let made = Made::instance(self, &InstanceDir::of(&self.state, &marks.request.instance));
-        let like = snapshot::topmost(&self.state, &marks.layers);
-        let dir = InstanceDir::create(&self.state, &marks, &like)?;
-        Ok((made, dir, marks))
-    }
-
-    async fn bring_up(&self, made: Made, dir: &InstanceDir, marks: Marks) -> Result<Instance> {
-        let (made, guest) = launch::launch(self, dir, &marks, made).await?;
-        let instance = dir.describe(&marks, Some(&guest))?;
-        made.keep();
-        Ok(instance)
-    }
-
-    /// A new guest on the files of an instance that does not run.
-    pub(crate) async fn start_again(
-        &self,
-        dir: &InstanceDir,
-        mut marks: Marks,
-        request: &Provision,
-    ) -> Result<Instance> {
-        const OPERATION: &str = "start";
-        let mut request = request.clone();
-        request.instance = dir.id.clone();
-        let marks = {
-            let (shared, dir) = (self.clone(), dir.clone());
-            blocking(OPERATION, move || {
-                launch::guest_limits(shared.available(), &request.spec.limits)?;
-                let now = boot_id().map_err(at(OPERATION, Path::new("/proc")))?;
-                if marks.boot_id != now {
-                    tracing::warn!(
-                        instance = %dir.id,
-                        "the host was restarted since this instance ran; what it wrote last may be lost"
-                    );
-                }
-                let adopted = snapshot::adopt_sealed(&shared.state, &dir, &mut marks)?;
-                marks.boot_id = now;
-                marks.groups = shared.available().plan(&dir.id, &request.spec.limits);
-                marks.request = request;
-                let renew = || {
-                    match std::fs::remove_file(dir.info()) {
-                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                        _ => {}
-                    }
-                    dir.write_marks(&marks)?;
-                    if adopted {
-                        dir.renew_upper(marks.run_as, &snapshot::topmost(&shared.state, &marks.layers))?;
-                    }
-                    dir.renew_work(marks.run_as)
-                };
-                renew().map_err(at(OPERATION, &dir.fs()))?;
-                Ok(marks)
-            })
-            .await?
-        };
-        self.bring_up(Made::guest(self, dir), dir, marks).await
-    }
-}
-
 #[async_trait]
 impl SandboxBackend for BwrapHost {
     fn id(&self) -> BackendId {
@@ -248,16 +82,16 @@ impl SandboxBackend for BwrapHost {
     }
 
     async fn probe(&self) -> Result<Capabilities> {
-        let probed = self.shared.probed.get_or_try_init(|| probe::probe(self)).await;
+        let probed = self.shared.probed.get_or_try_init(|| probe::probe(&self.shared, self)).await;
         probed.cloned().map_err(|error| error.with_backend(&self.id()))
     }
 
     async fn provision(&self, request: &Provision) -> Result<Instance> {
         let layers = match &request.from {
-            Some(snapshot) => snapshot::layers_of("provision", snapshot)?,
+            Some(snapshot) => layers::layers_of("provision", snapshot)?,
             None => Vec::new(),
         };
-        let made = self.shared.provision_on(request, layers).await;
+        let made = provision::on_layers(&self.shared, request, layers).await;
         made.map_err(|error| error.with_sandbox(&request.sandbox).with_backend(&self.id()))
     }
 
@@ -301,8 +135,7 @@ impl SandboxBackend for BwrapHost {
 
     async fn delete_snapshot(&self, snapshot: &SnapshotData) -> Result<()> {
         let (state, snapshot) = (self.shared.state.clone(), snapshot.clone());
-        let deleted =
-            blocking("delete snapshot", move || snapshot::delete(&state, &snapshot)).await;
+        let deleted = blocking("delete snapshot", move || layers::delete(&state, &snapshot)).await;
         deleted.map_err(|error| error.with_backend(&self.id()))
     }
 
@@ -317,8 +150,7 @@ impl SandboxBackend for BwrapHost {
 
     async fn snapshot_size(&self, snapshot: &SnapshotData) -> Result<u64> {
         let (state, id) = (self.shared.state.clone(), snapshot.id.clone());
-        let measured =
-            blocking("measure the snapshot", move || snapshot::size_of(&state, &id)).await;
+        let measured = blocking("measure the snapshot", move || layers::size_of(&state, &id)).await;
         measured.map_err(|error| error.with_backend(&self.id()))
     }
 
@@ -355,7 +187,8 @@ impl SandboxBackend for BwrapHost {
         match known {
             (_, Some(running)) => Ok(running),
             (marks, None) => {
-                let started = self.shared.start_again(&self.dir(instance), marks, request).await;
+                let started =
+                    provision::start_again(&self.shared, &self.dir(instance), marks, request).await;
                 started.map_err(|error| about(error, instance))
             }
         }
@@ -364,7 +197,7 @@ impl SandboxBackend for BwrapHost {
     async fn teardown(&self, instance: &Instance) -> Result<()> {
         self.on("teardown", instance, |shared, dir| {
             dir.remove(&shared.state)?;
-            snapshot::collect(&shared.state)
+            layers::collect(&shared.state)
         })
         .await
     }

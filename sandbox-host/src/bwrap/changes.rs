@@ -11,12 +11,12 @@ use crate::changes;
 
 use super::{
     accounts,
-    backend::Shared,
     error::{at, blocking, lost},
     helper,
     host::HostView,
     instance::{InstanceDir, Marks, PARTS},
-    launch, plan, snapshot,
+    launch, layers, plan,
+    shared::Shared,
     staging::{Kind, Wanted},
 };
 
@@ -29,7 +29,7 @@ pub(crate) async fn changes(
     since: Option<&SnapshotData>,
 ) -> Result<Vec<Change>> {
     let then = match since {
-        Some(snapshot) => snapshot::layers_of(OPERATION, snapshot)?,
+        Some(snapshot) => layers::layers_of(OPERATION, snapshot)?,
         None => Vec::new(),
     };
     let prepared = {
@@ -64,8 +64,8 @@ fn prepare(shared: &Shared, dir: &InstanceDir, then: &[SnapshotId]) -> Result<Pr
         let message = "a snapshot of it was broken off; start the sandbox, which settles that";
         return Err(Error::new(ErrorKind::Conflict, OPERATION, message));
     }
-    snapshot::check_layers(OPERATION, &shared.state, &now)?;
-    snapshot::check_layers(OPERATION, &shared.state, then)?;
+    layers::check_layers(OPERATION, &shared.state, &now)?;
+    layers::check_layers(OPERATION, &shared.state, then)?;
     let view = HostView::look(Path::new("/")).map_err(at(OPERATION, Path::new("/")))?;
     let spec = &request.spec;
     let accounts = match &spec.root {

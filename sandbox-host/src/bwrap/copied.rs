@@ -12,12 +12,12 @@ use sandbox_core::{Result, SnapshotData, SnapshotId};
 use crate::cleanup;
 
 use super::{
-    backend::Shared,
-    config::RunAs,
     error::{at, blocking, failed},
     helper,
     instance::{InstanceDir, Marks, PARTS, private_dir},
-    snapshot::{OPERATION, begin, describe},
+    layers::{OPERATION, begin, describe},
+    run_as::RunAs,
+    shared::Shared,
     staging::{Kind, Wanted},
     tree,
 };

@@ -12,11 +12,11 @@ use sandbox_core::{Result, SnapshotId};
 use crate::tool;
 
 use super::{
-    backend::Shared,
     host::INSIDE_ID,
     instance::PARTS,
     plan::{Line, WORKSPACE},
     programs::find_program,
+    shared::Shared,
     staging::Wanted,
 };
 

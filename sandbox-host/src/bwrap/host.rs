@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::{config::RunAs, settings, tree};
+use super::{run_as::RunAs, settings, tree};
 
 /// The user and group that a sandbox's processes have inside.
 pub(crate) const INSIDE_ID: u32 = 1000;

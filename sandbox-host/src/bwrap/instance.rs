@@ -21,9 +21,10 @@ use serde::{Deserialize, Serialize};
 use super::{
     ID,
     cgroup::Groups,
-    config::{RunAs, State},
     error::{at, failed},
     process::{BwrapInfo, Guest, boot_id},
+    run_as::RunAs,
+    state::State,
     tree,
 };
 

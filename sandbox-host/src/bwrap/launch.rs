@@ -23,16 +23,16 @@ use crate::cleanup;
 
 use super::{
     accounts,
-    backend::Shared,
     cgroup::{Available, Controller, Joined},
-    config::RunAs,
     error::{at, blocking, doing, failed},
+    explain,
     host::HostView,
     instance::{InstanceDir, Marks},
     plan::{self, Fds, GuestLimits, Identity, Input, Sources},
-    probe,
     process::{BwrapInfo, Guest},
     programs::find_program,
+    run_as::RunAs,
+    shared::Shared,
     staging::{Kind, Wanted},
     sys::ChildSetup,
 };
@@ -244,7 +244,7 @@ async fn until_it_serves(
     // Whatever ended the connection, the reason is what bwrap or the guest says when it ends.
     let _ = tokio::time::timeout(AFTERMATH, ended.wait_for(|ended| *ended)).await;
     let (shared, dir) = (shared.clone(), dir.clone());
-    blocking("provision", move || Err(probe::explain(&shared, &dir.last_words().unwrap_or(why))))
+    blocking("provision", move || Err(explain::explain(&shared, &dir.last_words().unwrap_or(why))))
         .await
 }
 

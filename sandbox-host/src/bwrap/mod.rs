@@ -9,9 +9,9 @@
 //! 4. `launch` starts bwrap, which makes the namespaces and starts the guest in them as PID 1. The guest
 //!    mounts the overlays, moves the host's directories into them, drops every capability and serves.
 //!
-//! All that belongs to an instance is in one directory, which `instance` looks after; `snapshot` looks
-//! after the layers that snapshots leave behind, `copied` makes those that cannot just be renamed, and
-//! `changes` tells what is in them. The last two have the guest program do it, as a `helper`.
+//! All that belongs to an instance is in one directory, which `instance` looks after; `layers` looks
+//! after what snapshots leave behind, `snapshot` takes them, `copied` makes layers that cannot just be
+//! renamed, and `changes` tells what is in them. The last two have the guest program do it, as a `helper`.
 
 mod accounts;
 mod backend;
@@ -19,16 +19,22 @@ mod cgroup;
 mod changes;
 mod config;
 mod copied;
+mod explain;
 mod helper;
 mod hierarchy;
 mod host;
 mod instance;
 mod launch;
+mod layers;
 mod plan;
 mod probe;
+mod provision;
+mod run_as;
 mod settings;
+mod shared;
 mod snapshot;
 mod staging;
+mod state;
 
 use crate::{error, process, programs, sys, tree};
 

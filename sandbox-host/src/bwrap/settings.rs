@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::config::RunAs;
+use super::run_as::RunAs;
 
 /// No settings directory nests deeper.
 const DEPTH: usize = 8;

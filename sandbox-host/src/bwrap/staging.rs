@@ -25,7 +25,7 @@ use rustix::{
 };
 use sandbox_core::{Access, Error, Result};
 
-use super::{config::RunAs, sys};
+use super::{run_as::RunAs, sys};
 
 /// Where mounts are attached: a directory that every user can reach and that bwrap does not need as it
 /// is on the host, as it lays out its own root there too.
