@@ -10,28 +10,15 @@ use sandbox_guest::Setup;
 
 use crate::{
     archive::{Archive, Owner},
-    backend::Shared,
+    container,
     error::{asking, engine, failed, is_conflict, is_missing},
+    image,
     instance::{self, Data},
-    launch, life,
+    launch, look,
+    shared::Shared,
 };
 
 const DETACH: &str = "detach";
-
-/// The guest's own directory in a borrowed container.
-fn directory(instance: &InstanceId) -> String {
-    format!("/.sandbox-{instance}")
-}
-
-/// Where the guest listens in a borrowed container.
-pub(crate) fn socket(instance: &InstanceId) -> String {
-    format!("{}/run/socket", directory(instance))
-}
-
-/// The guest program in a borrowed container.
-pub(crate) fn guest(instance: &InstanceId) -> String {
-    format!("{}/guest", directory(instance))
-}
 
 /// Brings the guest into a running container.
 pub(crate) async fn attach(
@@ -40,7 +27,7 @@ pub(crate) async fn attach(
     request: &Provision,
 ) -> Result<Instance> {
     const OPERATION: &str = "attach";
-    let found = life::look(shared, OPERATION, external).await?.ok_or_else(|| {
+    let found = look::container(shared, OPERATION, external).await?.ok_or_else(|| {
         let message = format!("the container engine has no container {external}");
         Error::new(ErrorKind::NotFound, OPERATION, message)
     })?;
@@ -52,7 +39,8 @@ pub(crate) async fn attach(
     let data = Data { container: container.clone(), borrowed: true };
     let instance = instance::describe(&request.instance, &request.sandbox, &data);
     let user = config.user.unwrap_or_default();
-    let command = vec![guest(&request.instance), "init".into(), "--setup-stdin".into()];
+    let command =
+        vec![container::borrowed_guest(&request.instance), "init".into(), "--setup-stdin".into()];
     let started = async {
         let wire = launch::run(shared, &container, command, &user)
             .await
@@ -61,10 +49,10 @@ pub(crate) async fn attach(
         let env = config.env.unwrap_or_default();
         let setup = Setup {
             instance: request.instance.to_string(),
-            listen_path: Some(socket(&request.instance)),
+            listen_path: Some(container::borrowed_socket(&request.instance)),
             // Its own user, and root, which carries connections in.
             workspace: workspace.unwrap_or_else(|| "/".to_owned()),
-            env: crate::container::setup(request, &env, &shared.settings).env,
+            env: container::setup(request, &env, &shared.settings).env,
             ..Setup::default()
         };
         launch::serve(shared, OPERATION, &container, wire, &setup).await
@@ -93,9 +81,9 @@ async fn bring_in(
 ) -> Result<()> {
     let docker = shared.docker(operation).await?;
     let arch = docker.inspect_image(image).await.ok().and_then(|image| image.architecture);
-    let arch = arch.as_deref().map_or(std::env::consts::ARCH, crate::image::uname);
+    let arch = arch.as_deref().map_or(std::env::consts::ARCH, image::uname);
     let guest_program = shared.guests.get(arch)?;
-    let top = directory(instance);
+    let top = container::borrowed_directory(instance);
     let files = || {
         let top = top.trim_start_matches('/');
         let mut archive = Archive::new(Vec::new());
@@ -120,12 +108,12 @@ pub(crate) async fn detach(shared: &Shared, instance: &InstanceId, container: &s
     leave(shared, instance, container).await?;
     if is_there(shared, instance, container).await? {
         // The guest program was not there, or not all of it: so it is brought in once more, to be the last.
-        let found = life::look(shared, DETACH, container).await?;
+        let found = look::container(shared, DETACH, container).await?;
         if state_of(found.as_ref()) != InstanceState::Running {
             // Nothing runs in it. What is left in its files cannot be removed from outside.
             tracing::warn!(
                 container,
-                directory = directory(instance),
+                directory = container::borrowed_directory(instance),
                 "left in a borrowed container"
             );
             return Ok(());
@@ -134,7 +122,10 @@ pub(crate) async fn detach(shared: &Shared, instance: &InstanceId, container: &s
         bring_in(shared, DETACH, container, &image, instance).await?;
         let said = leave(shared, instance, container).await?;
         if is_there(shared, instance, container).await? {
-            let message = format!("{} is still in the container: {said}", directory(instance));
+            let message = format!(
+                "{} is still in the container: {said}",
+                container::borrowed_directory(instance)
+            );
             return Err(failed(DETACH, message));
         }
     }
@@ -143,12 +134,16 @@ pub(crate) async fn detach(shared: &Shared, instance: &InstanceId, container: &s
 
 /// Has the guest leave; returns what was complained of.
 async fn leave(shared: &Shared, instance: &InstanceId, container: &str) -> Result<String> {
-    let command = vec![guest(instance), "leave".to_owned(), directory(instance)];
+    let command = vec![
+        container::borrowed_guest(instance),
+        "leave".to_owned(),
+        container::borrowed_directory(instance),
+    ];
     let wire = match launch::run(shared, container, command, "0:0").await {
         Ok(wire) => wire,
         Err(error) if is_missing(&error) => return Ok(String::new()),
         Err(error) => {
-            let found = life::look(shared, DETACH, container).await?;
+            let found = look::container(shared, DETACH, container).await?;
             return match state_of(found.as_ref()) {
                 InstanceState::Paused => {
                     let message = format!(
@@ -174,13 +169,13 @@ async fn leave(shared: &Shared, instance: &InstanceId, container: &str) -> Resul
 }
 
 fn state_of(found: Option<&ContainerInspectResponse>) -> InstanceState {
-    found.map_or(InstanceState::Gone, life::state_of)
+    found.map_or(InstanceState::Gone, look::state_of)
 }
 
 /// Whether something of an instance is in a container.
 async fn is_there(shared: &Shared, instance: &InstanceId, container: &str) -> Result<bool> {
     let docker = shared.docker(DETACH).await?;
-    let path = directory(instance);
+    let path = container::borrowed_directory(instance);
     let options = ContainerArchiveInfoOptionsBuilder::default().path(&path).build();
     match docker.get_container_archive_info(container, Some(options)).await {
         Ok(_) => Ok(true),

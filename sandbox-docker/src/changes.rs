@@ -11,21 +11,19 @@ use futures::TryStreamExt;
 use sandbox_core::{Change, Error, Instance, Network, Result, SnapshotData, SnapshotId};
 
 use crate::{
-    backend::Shared,
     baseline::Baseline,
     container::{self, OWN, WORKSPACE},
     error::{asking, is_missing, lost},
     helper,
+    image::LOOKED_AT,
     instance::{self, Data, Kind},
-    life,
     listing::{self, Listing, MOST_BYTES},
+    look,
+    shared::Shared,
     snapshot::{self, Image},
 };
 
 const OPERATION: &str = "changes";
-
-/// Where an image is for as long as it is looked at.
-pub(crate) const LOOKED_AT: &str = "localhost/sandboxer/looked-at";
 
 /// What the engine or this backend puts into every container.
 const NOT_ITS_DOING: [&str; 10] = [
@@ -48,13 +46,13 @@ pub(crate) async fn changes(
     since: Option<&SnapshotData>,
 ) -> Result<Vec<Change>> {
     let data = Data::of(instance)?;
-    life::refuse_borrowed(OPERATION, &data)?;
+    data.refuse_borrowed(OPERATION)?;
     if shared.settings.read_only_root {
         let message = "with a read-only root all that a sandbox writes is in volumes, and what those had \
                        at first is not known";
         return Err(Error::unsupported(OPERATION, message));
     }
-    let found = life::look(shared, OPERATION, &data.container).await?;
+    let found = look::container(shared, OPERATION, &data.container).await?;
     let found = found.ok_or_else(|| lost(OPERATION, "the container is gone"))?;
     let labels = found.config.and_then(|config| config.labels).unwrap_or_default();
     let (origin, born) = instance::origin(&labels).ok_or_else(|| {
@@ -65,7 +63,7 @@ pub(crate) async fn changes(
     let then = match since {
         Some(snapshot) => {
             let Image { image } = Image::of(snapshot)?;
-            if snapshot::find(shared, OPERATION, &image).await?.is_none() {
+            if look::image(shared, OPERATION, &image).await?.is_none() {
                 return Err(snapshot::gone(OPERATION, snapshot));
             }
             list(shared, &image, &born).await?

@@ -2,17 +2,16 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
-use bollard::{API_DEFAULT_VERSION, Docker};
 use sandbox_core::{GuestBinaries, Limits, Result};
 
 use crate::{
     archive::Owner,
-    backend::{DockerBackend, Parts},
+    backend::DockerBackend,
     container::Settings,
-    contexts::{self, Asked, Endpoint},
-    error::asking,
-    pool::PoolOptions,
-    pull::{PullPolicy, PullProgress, Watcher},
+    contexts::{self, Asked},
+    pool::{Pool, PoolOptions},
+    pull_options::{PullPolicy, PullProgress, Watcher},
+    shared::Parts,
 };
 
 /// How long the engine may take to answer, unless said otherwise. A commit of gigabytes takes a while.
@@ -26,6 +25,23 @@ const MAX_LAYERS: usize = 100;
 
 /// The user that sandboxes run as, unless said otherwise: no system's own.
 const USER: Owner = Owner { uid: 1000, gid: 1000 };
+
+impl DockerBackend {
+    /// With the defaults: the engine that the `docker` program would use, and no standard image.
+    ///
+    /// # Errors
+    ///
+    /// As [`DockerBackendBuilder::build`].
+    pub fn connect_with_defaults() -> Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Set up step by step.
+    #[must_use]
+    pub fn builder() -> DockerBackendBuilder {
+        DockerBackendBuilder::default()
+    }
+}
 
 /// Sets up a [`DockerBackend`] step by step.
 #[derive(Debug, Clone)]
@@ -243,46 +259,19 @@ impl DockerBackendBuilder {
             local: endpoint.is_local(),
             direct: self.direct && endpoint.is_local(),
         };
-        Ok(DockerBackend::from_parts(Parts::new(
+        let parts = Parts::new(
             endpoint,
             self.timeout,
             settings,
             (self.image, self.pull, self.watcher),
-            (directory, guests, self.pool),
+            (directory, guests),
             self.max_layers,
-        )))
+        );
+        Ok(DockerBackend::from_parts(parts, Pool::new(self.pool)))
     }
 }
 
 fn standard_config_dir() -> Option<PathBuf> {
     let named = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
     named.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker")))
-}
-
-/// A client of this engine. Connects when it is first used.
-pub(crate) fn client(endpoint: &Endpoint, timeout: Duration) -> Result<Docker> {
-    let seconds = timeout.as_secs().max(1);
-    let made = match endpoint {
-        Endpoint::Unix(path) => {
-            Docker::connect_with_unix(&path.to_string_lossy(), seconds, API_DEFAULT_VERSION)
-        }
-        Endpoint::Tcp(address, None) => {
-            Docker::connect_with_http(&format!("tcp://{address}"), seconds, API_DEFAULT_VERSION)
-        }
-        Endpoint::Tcp(address, Some(files)) => Docker::connect_with_ssl(
-            &format!("tcp://{address}"),
-            &files.key,
-            &files.cert,
-            &files.ca,
-            seconds,
-            API_DEFAULT_VERSION,
-        ),
-        Endpoint::Ssh(address) => Docker::connect_with_ssh(
-            &format!("ssh://{address}"),
-            seconds,
-            API_DEFAULT_VERSION,
-            None,
-        ),
-    };
-    made.map_err(asking("connect", format!("{endpoint:?}")))
 }

@@ -6,7 +6,8 @@ use bollard::models::{
     ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountType, ResourcesUlimits,
 };
 use sandbox_core::{
-    Access, Error, ErrorKind, Limits, Network, Provision, Result, Root, SandboxSpec, WorkspaceMode,
+    Access, Error, ErrorKind, InstanceId, Limits, Network, Provision, Result, Root, SandboxSpec,
+    WorkspaceMode,
 };
 use sandbox_guest::{Bytes, MountStep, Setup};
 
@@ -26,6 +27,21 @@ pub(crate) const RUN: &str = "/.sandbox/run";
 pub(crate) const SOCKET: &str = "/.sandbox/run/socket";
 /// Where `/etc/machine-id` leads.
 pub(crate) const MACHINE_ID: &str = "/.sandbox/run/machine-id";
+
+/// The guest's own directory in a borrowed container.
+pub(crate) fn borrowed_directory(instance: &InstanceId) -> String {
+    format!("/.sandbox-{instance}")
+}
+
+/// Where the guest listens in a borrowed container.
+pub(crate) fn borrowed_socket(instance: &InstanceId) -> String {
+    format!("{}/run/socket", borrowed_directory(instance))
+}
+
+/// The guest program in a borrowed container.
+pub(crate) fn borrowed_guest(instance: &InstanceId) -> String {
+    format!("{}/guest", borrowed_directory(instance))
+}
 
 /// Threads of the guest's own and of what carries connections in, on top of a sandbox's limit.
 pub(crate) const OWN_THREADS: u64 = 8;

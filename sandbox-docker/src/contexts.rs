@@ -1,10 +1,16 @@
 //! Which engine is meant, and how it is reached: what the `docker` program would find.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use bollard::{API_DEFAULT_VERSION, Docker};
 use sandbox_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+
+use crate::error::asking;
 
 const OPERATION: &str = "find the container engine";
 
@@ -53,6 +59,34 @@ impl Endpoint {
     /// Whether the engine sees this host's files.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Self::Unix(_))
+    }
+
+    /// A client of this engine. Connects when it is first used.
+    pub(crate) fn client(&self, timeout: Duration) -> Result<Docker> {
+        let seconds = timeout.as_secs().max(1);
+        let made = match self {
+            Self::Unix(path) => {
+                Docker::connect_with_unix(&path.to_string_lossy(), seconds, API_DEFAULT_VERSION)
+            }
+            Self::Tcp(address, None) => {
+                Docker::connect_with_http(&format!("tcp://{address}"), seconds, API_DEFAULT_VERSION)
+            }
+            Self::Tcp(address, Some(files)) => Docker::connect_with_ssl(
+                &format!("tcp://{address}"),
+                &files.key,
+                &files.cert,
+                &files.ca,
+                seconds,
+                API_DEFAULT_VERSION,
+            ),
+            Self::Ssh(address) => Docker::connect_with_ssh(
+                &format!("ssh://{address}"),
+                seconds,
+                API_DEFAULT_VERSION,
+                None,
+            ),
+        };
+        made.map_err(asking("connect", format!("{self:?}")))
     }
 }
 

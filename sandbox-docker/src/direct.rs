@@ -14,7 +14,7 @@ use rustix::{
 use sandbox_core::{Error, ErrorKind, GuestStream, Result};
 use tokio::{io::Interest, net::UnixStream};
 
-use crate::{backend::Shared, container::SOCKET, launch::PATIENCE, life, process::Process};
+use crate::{container::SOCKET, look, process::Process, shared::Shared, stream::PATIENCE};
 
 const OPERATION: &str = "connect";
 
@@ -23,7 +23,7 @@ pub(crate) async fn process(shared: &Shared, container: &str) -> Option<Process>
     if !shared.settings.direct {
         return None;
     }
-    let found = life::look(shared, OPERATION, container).await.ok()??;
+    let found = look::container(shared, OPERATION, container).await.ok()??;
     let (id, state) = (found.id?, found.state?);
     if state.running != Some(true) || state.paused == Some(true) {
         return None;

@@ -11,12 +11,12 @@ use futures::TryStreamExt;
 use sandbox_core::Result;
 
 use crate::{
-    backend::Shared,
     container::GUEST,
     error::asking,
-    image,
+    image::{self, KEPT, SNAPSHOT},
     instance::{self, Kind},
-    snapshot,
+    shared::Shared,
+    sweep,
 };
 
 const OPERATION: &str = "snapshot";
@@ -58,14 +58,14 @@ pub(crate) async fn if_deep(shared: &Shared, image: &str, found: &ImageInspect) 
         }
     };
     let deep = format!("{tag}-deep");
-    name(&deep, image.to_owned(), snapshot::KEPT).await?;
-    name(tag, format!("{repository}:{flat}"), snapshot::SNAPSHOT).await?;
+    name(&deep, image.to_owned(), KEPT).await?;
+    name(tag, format!("{repository}:{flat}"), SNAPSHOT).await?;
     let options = RemoveImageOptionsBuilder::default().build();
     docker
         .remove_image(&format!("{repository}:{flat}"), Some(options), None)
         .await
         .map_err(asking(OPERATION, "take away a name that is not needed any more"))?;
-    snapshot::sweep(shared).await;
+    sweep::sweep(shared).await;
     Ok(())
 }
 

@@ -11,11 +11,11 @@ use bollard::{
 use sandbox_core::{Error, ErrorKind, Result, SnapshotId};
 
 use crate::{
-    backend::Shared,
     container::GUEST,
     error::{asking, engine, failed, is_missing},
     image,
     instance::{self, Kind},
+    shared::Shared,
     stream::Wire,
 };
 

@@ -21,15 +21,21 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     archive::{Archive, Owner},
-    backend::Shared,
     container::{GUEST, HOME, MACHINE_ID, OWN, RUN, WORKSPACE},
     error::{asking, failed, is_conflict, is_missing},
     instance::{KIND, Kind},
     pull,
+    shared::{Prepared, Shared},
 };
 
 /// Where prepared images are.
 pub(crate) const PREPARED: &str = "localhost/sandboxer/prepared";
+/// Where snapshots are.
+pub(crate) const SNAPSHOT: &str = "localhost/sandboxer/snapshot";
+/// Where those are that were deleted while something still builds on them.
+pub(crate) const KEPT: &str = "localhost/sandboxer/kept";
+/// Where an image is for as long as it is looked at.
+pub(crate) const LOOKED_AT: &str = "localhost/sandboxer/looked-at";
 
 /// Counted up when what is put into an image changes.
 const FORMAT: u32 = 2;
@@ -42,15 +48,6 @@ const MOST_USERS: u64 = 1024 * 1024;
 
 /// How long another process may take to prepare an image before it is taken to be dead.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// An image that sandboxes can be made from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Prepared {
-    /// Its name.
-    pub(crate) image: String,
-    /// The environment that it asks for.
-    pub(crate) env: Vec<String>,
-}
 
 /// The image that a spec asks for, prepared.
 pub(crate) async fn for_spec(shared: &Shared, spec: &SandboxSpec) -> Result<Prepared> {

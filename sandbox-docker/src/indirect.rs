@@ -4,7 +4,7 @@ use std::{convert::Infallible, io, time::Duration};
 
 use sandbox_core::{GuestStream, Result};
 
-use crate::backend::Shared;
+use crate::shared::Shared;
 
 #[derive(Debug)]
 pub(crate) struct Process(Infallible);

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use sandbox_core::{
-    BackendId, Error, Found, Instance, InstanceId, InstanceState, OwnerId, Provision, Result,
-    SandboxId,
+    BackendId, Error, ErrorKind, Found, Instance, InstanceId, InstanceState, OwnerId, Provision,
+    Result, SandboxId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,16 @@ impl Data {
             failed("find the instance", "its history does not say which container it is")
                 .with_source(error)
         })
+    }
+
+    /// Only its owner may do this with a container that is borrowed.
+    pub(crate) fn refuse_borrowed(&self, operation: &'static str) -> Result<()> {
+        if self.borrowed {
+            let message =
+                "the container is borrowed: it was attached to, and only its owner may do this";
+            return Err(Error::new(ErrorKind::NotOwned, operation, message));
+        }
+        Ok(())
     }
 }
 

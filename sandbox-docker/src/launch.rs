@@ -1,12 +1,9 @@
-//! Making containers, starting guests in them, and connecting to those.
-
-use std::time::Duration;
+//! Starting guests in containers, and connecting to them.
 
 use bollard::{
     exec::{CreateExecOptions, StartExecOptions, StartExecResults},
     query_parameters::{
-        AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, StartContainerOptions,
-        UploadToContainerOptionsBuilder,
+        AttachContainerOptionsBuilder, StartContainerOptions, UploadToContainerOptionsBuilder,
     },
 };
 use sandbox_core::{
@@ -17,90 +14,15 @@ use tokio::io::AsyncWriteExt;
 
 use crate::{
     archive,
-    backend::Shared,
     baseline::Baseline,
     container::{self, GUEST, OWN, SOCKET, WORKSPACE},
     direct,
     error::{asking, engine, failed, is_conflict, is_missing, lost},
-    image::{self, Prepared},
-    instance::{self, Data},
-    life, snapshot,
-    stream::Wire,
+    instance::Data,
+    look,
+    shared::Shared,
+    stream::{PATIENCE, Wire},
 };
-
-/// No guest takes longer to come up, unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How often a container that was stopped is started, if its guest does not come up.
-const STARTS: u32 = 4;
-
-/// Between the first two of these times; then longer.
-const SETTLING: Duration = Duration::from_millis(100);
-
-/// Makes an instance whose guest serves.
-pub(crate) async fn provision(shared: &Shared, request: &Provision) -> Result<Instance> {
-    const OPERATION: &str = "provision";
-    container::refuse(&request.spec, &shared.settings)?;
-    let prepared = match &request.from {
-        Some(from) => snapshot::image_of(shared, from).await?,
-        None => image::for_spec(shared, &request.spec).await?,
-    };
-    let (container, wire) = match shared.pool.claim(shared, request, &prepared).await? {
-        Some(claimed) => claimed,
-        None => {
-            let container = create(shared, request, &prepared).await?;
-            let started = async {
-                fill(shared, request, &container).await?;
-                start(shared, OPERATION, &container).await
-            };
-            match started.await {
-                Ok(wire) => (container, wire),
-                Err(error) => {
-                    image::remove(shared, &container).await;
-                    return Err(error);
-                }
-            }
-        }
-    };
-    let setup = container::setup(request, &prepared.env, &shared.settings);
-    match serve(shared, OPERATION, &container, wire, &setup).await {
-        Ok(stream) => {
-            let stream = without_engine(shared, &container, stream).await;
-            shared.keep_first(&request.instance, stream);
-            let data = Data { container, borrowed: false };
-            Ok(instance::describe(&request.instance, &request.sandbox, &data))
-        }
-        Err(error) => {
-            image::remove(shared, &container).await;
-            Err(error)
-        }
-    }
-}
-
-/// A container that is not started. Returns its id.
-async fn create(shared: &Shared, request: &Provision, prepared: &Prepared) -> Result<String> {
-    const OPERATION: &str = "provision";
-    let docker = shared.docker(OPERATION).await?;
-    let name = instance::name(&request.instance);
-    let mut prepared = prepared.clone();
-    for again in [true, false] {
-        let mut body = container::body(request, &prepared.image, &shared.settings)?;
-        if let (Some(labels), None) = (&mut body.labels, &request.from) {
-            labels.extend(instance::origin_labels(&prepared.image));
-        }
-        let options = CreateContainerOptionsBuilder::default().name(&name).build();
-        match docker.create_container(Some(options), body).await {
-            Ok(created) => return Ok(created.id),
-            Err(error) if is_missing(&error) && again && request.from.is_none() => {
-                // Somebody has removed what we remember to be there.
-                shared.forget(&prepared.image);
-                prepared = image::for_spec(shared, &request.spec).await?;
-            }
-            Err(error) => return Err(engine(OPERATION, "make the container", error)),
-        }
-    }
-    Err(failed(OPERATION, "the prepared image is removed again and again"))
-}
 
 /// Copies the workspace into a fresh instance's container.
 pub(crate) async fn fill(shared: &Shared, request: &Provision, container: &str) -> Result<()> {
@@ -199,7 +121,7 @@ pub(crate) async fn serve(
     match greeted.await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(words)) => {
-            let state = life::describe_end(shared, container).await;
+            let state = look::describe_end(shared, container).await;
             let message = format!("the guest did not come up: {words}{state}");
             Err(failed(operation, message))
         }
@@ -210,54 +132,12 @@ pub(crate) async fn serve(
     }
 }
 
-/// A stopped instance's guest again, on the same files.
-pub(crate) async fn start_again(
-    shared: &Shared,
-    instance: &Instance,
-    request: &Provision,
-) -> Result<Instance> {
-    const OPERATION: &str = "start";
-    let data = Data::of(instance)?;
-    life::refuse_borrowed(OPERATION, &data)?;
-    match life::inspect(shared, instance).await? {
-        InstanceState::Gone => {
-            return Err(lost(OPERATION, "the container is gone, with its files"));
-        }
-        // As after a crash in the middle of this: there may be nobody to take its first connection.
-        InstanceState::Running | InstanceState::Paused => life::stop(shared, instance).await?,
-        _ => {}
-    }
-    let mut request = request.clone();
-    request.instance = instance.id.clone();
-    let env = life::image_environment(shared, &data.container).await?;
-    let setup = container::setup(&request, &env, &shared.settings);
-    let mut tries = 1;
-    loop {
-        let started = async {
-            let wire = start(shared, OPERATION, &data.container).await?;
-            serve(shared, OPERATION, &data.container, wire, &setup).await
-        };
-        match started.await {
-            Ok(stream) => {
-                let stream = without_engine(shared, &data.container, stream).await;
-                shared.keep_first(&instance.id, stream);
-                return Ok(instance.clone());
-            }
-            Err(error) => {
-                life::stop(shared, instance).await?;
-                if tries == STARTS || error.kind() == ErrorKind::Timeout {
-                    return Err(error);
-                }
-            }
-        }
-        // Podman may still be at work on the container's former end, and take down what is started meanwhile.
-        tokio::time::sleep(SETTLING * tries).await;
-        tries += 1;
-    }
-}
-
 /// A connection that does not pass the engine instead of this one, if there can be one.
-async fn without_engine(shared: &Shared, container: &str, stream: GuestStream) -> GuestStream {
+pub(crate) async fn without_engine(
+    shared: &Shared,
+    container: &str,
+    stream: GuestStream,
+) -> GuestStream {
     match direct::connect(shared, container).await {
         Ok(Some(direct)) => direct,
         _ => stream,
@@ -272,7 +152,7 @@ pub(crate) async fn connect(shared: &Shared, instance: &Instance) -> Result<Gues
     }
     let data = Data::of(instance)?;
     let (guest, socket) = if data.borrowed {
-        (crate::attach::guest(&instance.id), crate::attach::socket(&instance.id))
+        (container::borrowed_guest(&instance.id), container::borrowed_socket(&instance.id))
     } else {
         if let Some(stream) = direct::connect(shared, &data.container).await? {
             return Ok(stream);
@@ -294,7 +174,7 @@ pub(crate) async fn connect(shared: &Shared, instance: &Instance) -> Result<Gues
             if error.kind() == ErrorKind::Unavailable {
                 return Err(error);
             }
-            return match life::inspect(shared, instance).await? {
+            return match look::inspect(shared, instance).await? {
                 InstanceState::Running => Err(error),
                 _ => Err(not_running(shared, instance, &data.container).await?),
             };
@@ -302,7 +182,7 @@ pub(crate) async fn connect(shared: &Shared, instance: &Instance) -> Result<Gues
     };
     match tokio::time::timeout(PATIENCE, wire.until_it_serves()).await {
         Ok(Ok(stream)) => Ok(stream),
-        Ok(Err(words)) => match life::inspect(shared, instance).await? {
+        Ok(Err(words)) => match look::inspect(shared, instance).await? {
             InstanceState::Running => {
                 let message = format!("the guest cannot be reached: {words}");
                 Err(Error::new(ErrorKind::Unavailable, OPERATION, message))
@@ -319,14 +199,14 @@ pub(crate) async fn connect(shared: &Shared, instance: &Instance) -> Result<Gues
 /// Why there is no guest to connect to.
 async fn not_running(shared: &Shared, instance: &Instance, container: &str) -> Result<Error> {
     const OPERATION: &str = "connect";
-    Ok(match life::inspect(shared, instance).await? {
+    Ok(match look::inspect(shared, instance).await? {
         InstanceState::Gone => lost(OPERATION, "the container is gone"),
         InstanceState::Paused => {
             let message = "the container is paused; resume it first";
             Error::new(ErrorKind::Unavailable, OPERATION, message)
         }
         _ => {
-            let state = life::describe_end(shared, container).await;
+            let state = look::describe_end(shared, container).await;
             lost(OPERATION, format!("the guest does not run{state}"))
         }
     })

@@ -21,8 +21,8 @@
 //! 3. `container` turns the spec into the container's settings; it touches nothing. No capability, no new
 //!    privileges, the engine's default system-call filter and the guest's on top, no network, no
 //!    directory of the host unless it is asked for, no log.
-//! 4. `launch` makes the container, copies the workspace into it (`archive`), attaches to it and starts
-//!    it. Its program is the guest, which reads from its standard input what it is for; that pipe is the
+//! 4. `provision` takes a container of the pool or makes one. `launch` copies the workspace into it
+//!    (`archive`), attaches to it and starts it. Its program is the guest, which reads from its standard input what it is for; that pipe is the
 //!    first connection. Later ones are carried in by the guest's own `connect`, which the engine starts
 //!    in the container. `stream` makes byte streams of both. Where a container's first process is one of
 //!    this host that we may look into, its socket is connected to instead (`direct`, `process`).
@@ -55,15 +55,20 @@ mod leaving;
 mod life;
 mod list;
 mod listing;
+mod look;
 mod pool;
 mod probe;
 #[cfg(target_os = "linux")]
 mod process;
+mod provision;
 mod pull;
+mod pull_options;
+mod shared;
 mod snapshot;
 mod stream;
+mod sweep;
 
 pub use backend::DockerBackend;
 pub use config::DockerBackendBuilder;
 pub use pool::PoolOptions;
-pub use pull::{PullPolicy, PullProgress};
+pub use pull_options::{PullPolicy, PullProgress};

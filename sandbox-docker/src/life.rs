@@ -3,101 +3,46 @@
 use std::{collections::HashMap, time::Duration};
 
 use bollard::{
-    models::{ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummaryStateEnum},
+    models::ContainerSummaryStateEnum,
     query_parameters::{
-        InspectContainerOptions, InspectContainerOptionsBuilder, RemoveContainerOptionsBuilder,
-        StatsOptionsBuilder, StopContainerOptionsBuilder,
+        InspectContainerOptionsBuilder, RemoveContainerOptionsBuilder, StatsOptionsBuilder,
+        StopContainerOptionsBuilder,
     },
 };
 use futures::TryStreamExt;
 use sandbox_core::{
-    ContainerReach, Error, ErrorKind, Found, Instance, InstanceState, Reachability, Result, Usage,
+    ContainerReach, Error, ErrorKind, Found, Instance, InstanceState, Provision, Reachability,
+    Result, Usage,
 };
 use serde_json::Value;
 
 use crate::{
-    backend::Shared,
-    container::{OWN_THREADS, WORKSPACE},
+    attach,
+    container::{self, OWN_THREADS, WORKSPACE},
     direct,
     error::{asking, failed, is_conflict, is_missing, lost},
     helper, image,
     instance::{self, Data, KIND, Kind, SCOPE},
-    list, snapshot,
+    launch, list, look,
+    shared::Shared,
+    sweep,
 };
 
 /// How long the engine may take to be done with a removal that somebody else began.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A container, as the engine sees it; `None` if there is none.
-pub(crate) async fn look(
-    shared: &Shared,
-    operation: &'static str,
-    container: &str,
-) -> Result<Option<ContainerInspectResponse>> {
-    let docker = shared.docker(operation).await?;
-    match docker.inspect_container(container, None::<InspectContainerOptions>).await {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if is_missing(&error) => Ok(None),
-        Err(error) => Err(asking(operation, "look at the container")(error)),
-    }
-}
+/// How often a container that was stopped is started, if its guest does not come up.
+const STARTS: u32 = 4;
 
-pub(crate) fn state_of(found: &ContainerInspectResponse) -> InstanceState {
-    match found.state.as_ref().and_then(|state| state.status) {
-        Some(ContainerStateStatusEnum::RUNNING | ContainerStateStatusEnum::RESTARTING) => {
-            InstanceState::Running
-        }
-        Some(ContainerStateStatusEnum::PAUSED) => InstanceState::Paused,
-        Some(ContainerStateStatusEnum::REMOVING) => InstanceState::Gone,
-        _ => InstanceState::Stopped,
-    }
-}
-
-/// How an instance is.
-pub(crate) async fn inspect(shared: &Shared, instance: &Instance) -> Result<InstanceState> {
-    let data = Data::of(instance)?;
-    let found = look(shared, "inspect", &data.container).await?;
-    Ok(found.as_ref().map_or(InstanceState::Gone, state_of))
-}
-
-/// How a container that does not run came to its end, to be put behind a message.
-pub(crate) async fn describe_end(shared: &Shared, container: &str) -> String {
-    let Ok(Some(found)) = look(shared, "inspect", container).await else { return String::new() };
-    let Some(state) = found.state else { return String::new() };
-    let mut said = String::new();
-    if state.oom_killed == Some(true) {
-        said += "; the kernel killed it for want of memory";
-    }
-    if let Some(code) = state.exit_code {
-        said += &format!("; its exit code is {code}");
-    }
-    if let Some(error) = state.error.filter(|error| !error.is_empty()) {
-        said += &format!("; the engine says: {error}");
-    }
-    said
-}
-
-/// The environment that a container's image asks for.
-pub(crate) async fn image_environment(shared: &Shared, container: &str) -> Result<Vec<String>> {
-    let found = look(shared, "start", container).await?;
-    Ok(found.and_then(|found| found.config).and_then(|config| config.env).unwrap_or_default())
-}
-
-pub(crate) fn refuse_borrowed(operation: &'static str, data: &Data) -> Result<()> {
-    if data.borrowed {
-        let message =
-            "the container is borrowed: it was attached to, and only its owner may do this";
-        return Err(Error::new(ErrorKind::NotOwned, operation, message));
-    }
-    Ok(())
-}
+/// Between the first two of these times; then longer.
+const SETTLING: Duration = Duration::from_millis(100);
 
 /// How someone else gets in.
 pub(crate) async fn reachability(shared: &Shared, instance: &Instance) -> Result<Reachability> {
     const OPERATION: &str = "reachability";
     let data = Data::of(instance)?;
-    let found = look(shared, OPERATION, &data.container).await?;
-    let Some(found) = found.filter(|found| state_of(found) == InstanceState::Running) else {
+    let found = look::container(shared, OPERATION, &data.container).await?;
+    let Some(found) = found.filter(|found| look::state_of(found) == InstanceState::Running) else {
         return Err(lost(OPERATION, "the container does not run"));
     };
     let workspace = if data.borrowed { "/" } else { WORKSPACE };
@@ -129,7 +74,7 @@ pub(crate) async fn usage(shared: &Shared, instance: &Instance) -> Result<Usage>
         usage.memory_limit = positive(host.memory);
         usage.pids_limit = positive(host.pids_limit).map(|limit| limit - OWN_THREADS.min(limit));
     }
-    if state_of(&found) == InstanceState::Running {
+    if look::state_of(&found) == InstanceState::Running {
         let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
         let mut stats = Box::pin(docker.stats(&data.container, Some(options)));
         if let Ok(Some(now)) = stats.try_next().await {
@@ -142,8 +87,8 @@ pub(crate) async fn usage(shared: &Shared, instance: &Instance) -> Result<Usage>
 pub(crate) async fn pause(shared: &Shared, instance: &Instance) -> Result<()> {
     const OPERATION: &str = "pause";
     let data = Data::of(instance)?;
-    refuse_borrowed(OPERATION, &data)?;
-    match inspect(shared, instance).await? {
+    data.refuse_borrowed(OPERATION)?;
+    match look::inspect(shared, instance).await? {
         InstanceState::Paused => return Ok(()),
         InstanceState::Running => {}
         _ => return Err(lost(OPERATION, "the container does not run")),
@@ -155,8 +100,8 @@ pub(crate) async fn pause(shared: &Shared, instance: &Instance) -> Result<()> {
 pub(crate) async fn resume(shared: &Shared, instance: &Instance) -> Result<()> {
     const OPERATION: &str = "resume";
     let data = Data::of(instance)?;
-    refuse_borrowed(OPERATION, &data)?;
-    match inspect(shared, instance).await? {
+    data.refuse_borrowed(OPERATION)?;
+    match look::inspect(shared, instance).await? {
         InstanceState::Running => return Ok(()),
         InstanceState::Paused => {}
         _ => return Err(lost(OPERATION, "the container does not run")),
@@ -170,10 +115,10 @@ pub(crate) async fn resume(shared: &Shared, instance: &Instance) -> Result<()> {
 pub(crate) async fn stop(shared: &Shared, instance: &Instance) -> Result<()> {
     const OPERATION: &str = "stop";
     let data = Data::of(instance)?;
-    refuse_borrowed(OPERATION, &data)?;
+    data.refuse_borrowed(OPERATION)?;
     drop(shared.take_first(&instance.id));
     let docker = shared.docker(OPERATION).await?;
-    if inspect(shared, instance).await? == InstanceState::Paused {
+    if look::inspect(shared, instance).await? == InstanceState::Paused {
         // What is paused cannot end.
         let resumed = docker.unpause_container(&data.container).await;
         match resumed {
@@ -187,6 +132,52 @@ pub(crate) async fn stop(shared: &Shared, instance: &Instance) -> Result<()> {
     match docker.stop_container(&data.container, Some(options)).await {
         Err(error) if !is_missing(&error) => Err(asking(OPERATION, "stop the container")(error)),
         _ => Ok(()),
+    }
+}
+
+/// A stopped instance's guest again, on the same files.
+pub(crate) async fn start_again(
+    shared: &Shared,
+    instance: &Instance,
+    request: &Provision,
+) -> Result<Instance> {
+    const OPERATION: &str = "start";
+    let data = Data::of(instance)?;
+    data.refuse_borrowed(OPERATION)?;
+    match look::inspect(shared, instance).await? {
+        InstanceState::Gone => {
+            return Err(lost(OPERATION, "the container is gone, with its files"));
+        }
+        // As after a crash in the middle of this: there may be nobody to take its first connection.
+        InstanceState::Running | InstanceState::Paused => stop(shared, instance).await?,
+        _ => {}
+    }
+    let mut request = request.clone();
+    request.instance = instance.id.clone();
+    let env = look::image_environment(shared, &data.container).await?;
+    let setup = container::setup(&request, &env, &shared.settings);
+    let mut tries = 1;
+    loop {
+        let started = async {
+            let wire = launch::start(shared, OPERATION, &data.container).await?;
+            launch::serve(shared, OPERATION, &data.container, wire, &setup).await
+        };
+        match started.await {
+            Ok(stream) => {
+                let stream = launch::without_engine(shared, &data.container, stream).await;
+                shared.keep_first(&instance.id, stream);
+                return Ok(instance.clone());
+            }
+            Err(error) => {
+                stop(shared, instance).await?;
+                if tries == STARTS || error.kind() == ErrorKind::Timeout {
+                    return Err(error);
+                }
+            }
+        }
+        // Podman may still be at work on the container's former end, and take down what is started meanwhile.
+        tokio::time::sleep(SETTLING * tries).await;
+        tries += 1;
     }
 }
 
@@ -242,17 +233,17 @@ async fn dismantle(shared: &Shared, instance: &Instance) -> Result<()> {
             }
         }
         Value::String(borrowed) => {
-            return crate::attach::detach(shared, &instance.id, borrowed).await;
+            return attach::detach(shared, &instance.id, borrowed).await;
         }
         _ => {
             let data = Data::of(instance)?;
             if data.borrowed {
-                return crate::attach::detach(shared, &instance.id, &data.container).await;
+                return attach::detach(shared, &instance.id, &data.container).await;
             }
             remove(shared, &data.container).await?;
         }
     }
-    snapshot::sweep(shared).await;
+    sweep::sweep(shared).await;
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use bollard::{
 };
 use sandbox_core::Result;
 
-use crate::{backend::Shared, error::asking};
+use crate::{error::asking, shared::Shared};
 
 /// For how long it is asked. Podman looks at one image after the other and gives up at the first that is gone:
 /// where many are removed, that may take it a number of times.

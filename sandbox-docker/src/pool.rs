@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bollard::{
@@ -13,12 +13,12 @@ use bollard::{
 use sandbox_core::{CreateSandbox, OwnerId, Provision, Result, SandboxId, SandboxSpec};
 
 use crate::{
-    backend::Shared,
     container,
     error::{asking, is_missing},
-    image::{self, Prepared},
+    image,
     instance::{self, KIND, Kind, SCOPE},
     launch, list,
+    shared::{Prepared, Shared},
     stream::Wire,
 };
 
@@ -68,7 +68,7 @@ impl Pool {
 
     /// A container that is ready for this request, if there is one; another takes its place meanwhile.
     pub(crate) async fn claim(
-        &self,
+        self: &Arc<Self>,
         shared: &Shared,
         request: &Provision,
         prepared: &Prepared,
@@ -83,7 +83,7 @@ impl Pool {
                 let at = ready.iter().position(|member| member.key == key);
                 at.and_then(|at| ready.remove(at))
             };
-            refill(shared);
+            self.refill(shared);
             let Some(member) = member else { return Ok(None) };
             let docker = shared.docker(OPERATION).await?;
             let name = instance::claimed_name(request);
@@ -91,13 +91,25 @@ impl Pool {
             // By its old name: whoever is second does not find it.
             match docker.rename_container(&member.name, options).await {
                 Ok(()) => {
-                    launch::fill(shared, request, &member.container).await?;
+                    if let Err(error) = launch::fill(shared, request, &member.container).await {
+                        image::remove(shared, &member.container).await;
+                        return Err(error);
+                    }
                     return Ok(Some((member.container, member.wire)));
                 }
                 Err(error) if is_missing(&error) => {}
                 Err(error) => return Err(asking(OPERATION, "claim a container")(error)),
             }
         }
+    }
+
+    fn refill(self: &Arc<Self>, shared: &Shared) {
+        let (pool, shared) = (Arc::clone(self), shared.clone());
+        tokio::spawn(async move {
+            if let Err(error) = pool.fill(&shared).await {
+                tracing::warn!(%error, "the pool cannot be filled");
+            }
+        });
     }
 
     /// Makes as many as are missing.
@@ -120,15 +132,6 @@ impl Pool {
             image::remove(shared, &member.container).await;
         }
     }
-}
-
-fn refill(shared: &Shared) {
-    let shared = shared.clone();
-    tokio::spawn(async move {
-        if let Err(error) = shared.pool.fill(&shared).await {
-            tracing::warn!(%error, "the pool cannot be filled");
-        }
-    });
 }
 
 async fn make(shared: &Shared, spec: &SandboxSpec) -> Result<Member> {

@@ -14,13 +14,13 @@ use sandbox_core::{BackendId, Capabilities, Feature, Level, Limits, Network, Res
 
 use crate::{
     archive::{Archive, Owner},
-    backend::Shared,
-    changes::LOOKED_AT,
     container::{self, GUEST, OWN, RUN, WORKSPACE},
     error::{ID, asking},
     helper::{self, Tool},
-    image,
+    image::{self, LOOKED_AT},
     instance::{KIND, Kind},
+    look,
+    shared::Shared,
     snapshot,
 };
 
@@ -271,7 +271,7 @@ async fn own_image(shared: &Shared, arch: &str) -> Result<String> {
     let guest = shared.guests.get(image::uname(arch))?;
     let tag: String = guest.checksum().chars().take(32).collect();
     let image = format!("{PROBE}:{tag}");
-    if snapshot::find(shared, OPERATION, &image).await?.is_some() {
+    if look::image(shared, OPERATION, &image).await?.is_some() {
         return Ok(image);
     }
     let files = || {

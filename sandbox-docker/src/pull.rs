@@ -1,7 +1,5 @@
 //! Finding images, and getting those that are missing.
 
-use std::{fmt, sync::Arc};
-
 use bollard::{
     auth::DockerCredentials, models::ImageInspect, query_parameters::CreateImageOptionsBuilder,
 };
@@ -10,50 +8,12 @@ use sandbox_core::{Error, ErrorKind, Result};
 
 use crate::{
     auth,
-    backend::Shared,
     error::{asking, engine, is_missing},
+    pull_options::{PullPolicy, PullProgress},
+    shared::Shared,
 };
 
 const OPERATION: &str = "provision";
-
-/// When an image is fetched from its registry.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PullPolicy {
-    /// Never: a missing image is an error.
-    Never,
-    /// When the engine does not have it.
-    #[default]
-    IfMissing,
-    /// Each time a sandbox is made from it, so that it is the newest.
-    Always,
-}
-
-/// How far the fetching of an image is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PullProgress {
-    /// The image.
-    pub image: String,
-    /// The layer, where it is about one.
-    pub layer: Option<String>,
-    /// What the engine does, in its words.
-    pub status: String,
-    /// How much of that is done, in bytes.
-    pub done: Option<u64>,
-    /// Of how much.
-    pub total: Option<u64>,
-}
-
-/// What is told of progress.
-#[derive(Clone)]
-pub(crate) struct Watcher(pub(crate) Arc<dyn Fn(&PullProgress) + Send + Sync>);
-
-impl fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watcher")
-    }
-}
 
 /// An image of this name or id, fetched if the policy says so.
 pub(crate) async fn find(shared: &Shared, name: &str) -> Result<ImageInspect> {

@@ -1,9 +1,7 @@
 //! Snapshots: images that the engine keeps, each a layer on what its container was made from.
 
-use std::collections::HashMap;
-
 use bollard::{
-    models::{ContainerConfig, ImageInspect},
+    models::ContainerConfig,
     query_parameters::{
         CommitContainerOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder,
     },
@@ -14,19 +12,14 @@ use sandbox_core::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    backend::Shared,
-    changes::LOOKED_AT,
     error::{ID, asking, failed, is_conflict, is_missing, lost},
-    flatten, helper,
-    image::{self, PREPARED, Prepared},
-    instance::{self, Data, Kind, SCOPE},
-    life, list,
+    flatten,
+    image::{self, KEPT, SNAPSHOT},
+    instance::{self, Data, Kind},
+    look,
+    shared::{Prepared, Shared},
+    sweep,
 };
-
-/// Where snapshots are.
-pub(crate) const SNAPSHOT: &str = "localhost/sandboxer/snapshot";
-/// Where those are that were deleted while something still builds on them.
-pub(crate) const KEPT: &str = "localhost/sandboxer/kept";
 
 /// What the backend needs to find a snapshot again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +44,7 @@ fn tag(id: &SnapshotId) -> String {
 pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<SnapshotTaken> {
     const OPERATION: &str = "snapshot";
     let data = Data::of(&request.instance)?;
-    life::refuse_borrowed(OPERATION, &data)?;
+    data.refuse_borrowed(OPERATION)?;
     if shared.settings.read_only_root {
         let message = "with a read-only root all that a sandbox writes is in volumes, which a snapshot \
                        does not cover";
@@ -59,10 +52,10 @@ pub(crate) async fn take(shared: &Shared, request: &SnapshotRequest) -> Result<S
     }
     let tag = tag(&request.snapshot);
     let image = format!("{SNAPSHOT}:{tag}");
-    if find(shared, OPERATION, &image).await?.is_none() {
+    if look::image(shared, OPERATION, &image).await?.is_none() {
         commit(shared, OPERATION, &data.container, (SNAPSHOT, &tag), Kind::Snapshot).await?;
     }
-    let found = find(shared, OPERATION, &image).await?;
+    let found = look::image(shared, OPERATION, &image).await?;
     let found = found.ok_or_else(|| failed(OPERATION, "somebody removed it at once"))?;
     flatten::if_deep(shared, &image, &found).await?;
     let data = SnapshotData {
@@ -98,25 +91,11 @@ pub(crate) async fn commit(
     }
 }
 
-/// An image, if it is there.
-pub(crate) async fn find(
-    shared: &Shared,
-    operation: &'static str,
-    image: &str,
-) -> Result<Option<ImageInspect>> {
-    let docker = shared.docker(operation).await?;
-    match docker.inspect_image(image).await {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if is_missing(&error) => Ok(None),
-        Err(error) => Err(asking(operation, format!("the image {image}"))(error)),
-    }
-}
-
 /// A snapshot's image, with this release's guest in it.
 pub(crate) async fn image_of(shared: &Shared, snapshot: &SnapshotData) -> Result<Prepared> {
     const OPERATION: &str = "provision";
     let Image { image } = Image::of(snapshot)?;
-    match find(shared, OPERATION, &image).await? {
+    match look::image(shared, OPERATION, &image).await? {
         Some(found) => image::prepare(shared, &image, &found).await,
         None => Err(gone(OPERATION, snapshot)),
     }
@@ -148,8 +127,8 @@ pub(crate) async fn delete(shared: &Shared, snapshot: &SnapshotData) -> Result<(
     const OPERATION: &str = "delete snapshot";
     let docker = shared.docker(OPERATION).await?;
     let Image { image } = Image::of(snapshot)?;
-    let Some(found) = find(shared, OPERATION, &image).await? else { return Ok(()) };
-    let mut needed = is_needed(shared, OPERATION, &found).await?;
+    let Some(found) = look::image(shared, OPERATION, &image).await? else { return Ok(()) };
+    let mut needed = sweep::is_needed(shared, OPERATION, &found).await?;
     loop {
         if needed {
             let tag = tag(&snapshot.id);
@@ -170,77 +149,6 @@ pub(crate) async fn delete(shared: &Shared, snapshot: &SnapshotData) -> Result<(
             _ => break,
         }
     }
-    sweep(shared).await;
+    sweep::sweep(shared).await;
     Ok(())
-}
-
-/// Whether a container or another image builds on this one.
-async fn is_needed(shared: &Shared, operation: &'static str, image: &ImageInspect) -> Result<bool> {
-    let id = image.id.clone().unwrap_or_default();
-    let filters = HashMap::from([("ancestor", vec![id.clone()])]);
-    if !list::containers(shared, operation, &filters).await?.is_empty() {
-        return Ok(true);
-    }
-    let images = list::images(shared, operation, &HashMap::new()).await?;
-    Ok(images.iter().any(|other| other.parent_id == id))
-}
-
-/// Removes what was kept for something that is gone now, and what a harness that has ended had looked at.
-/// Another process may be about to build on it: then the engine refuses, and so it stays.
-pub(crate) async fn sweep(shared: &Shared) {
-    const OPERATION: &str = "clean up";
-    let Ok(docker) = shared.docker(OPERATION).await else { return };
-    let scope = format!("{SCOPE}={}", shared.settings.scope);
-    loop {
-        let names = vec![KEPT.to_owned(), LOOKED_AT.to_owned()];
-        let filters = HashMap::from([("reference", names), ("label", vec![scope.clone()])]);
-        let Ok(kept) = list::images(shared, OPERATION, &filters).await else { return };
-        let mut removed = 0;
-        for image in kept {
-            let Ok(Some(found)) = find(shared, OPERATION, &image.id).await else { continue };
-            if is_needed(shared, OPERATION, &found).await.unwrap_or(true) {
-                continue;
-            }
-            let old = helper::is_left_over(image.created);
-            let goes = |name: &&String| name.contains(KEPT) || old && name.contains(LOOKED_AT);
-            for name in image.repo_tags.iter().filter(goes) {
-                let options = RemoveImageOptionsBuilder::default().build();
-                match docker.remove_image(name, Some(options), None).await {
-                    Ok(_) => removed += 1,
-                    Err(error) if is_missing(&error) || is_conflict(&error) => {}
-                    Err(error) => tracing::warn!(%error, name, "an image is left over"),
-                }
-            }
-        }
-        // What one was built on may have become free.
-        if removed == 0 {
-            return;
-        }
-    }
-}
-
-/// Removes the prepared images that nothing uses.
-pub(crate) async fn remove_prepared(shared: &Shared) -> Result<usize> {
-    const OPERATION: &str = "remove prepared images";
-    let docker = shared.docker(OPERATION).await?;
-    let filters = HashMap::from([("reference", vec![PREPARED.to_owned()])]);
-    let images = list::images(shared, OPERATION, &filters).await?;
-    let mut removed = 0;
-    for image in images {
-        let Some(found) = find(shared, OPERATION, &image.id).await? else { continue };
-        if is_needed(shared, OPERATION, &found).await? {
-            continue;
-        }
-        for name in image.repo_tags.iter().filter(|name| name.contains(PREPARED)) {
-            shared.forget(name);
-            let options = RemoveImageOptionsBuilder::default().build();
-            match docker.remove_image(name, Some(options), None).await {
-                Ok(_) => removed += 1,
-                // Somebody is using it since.
-                Err(error) if is_missing(&error) || is_conflict(&error) => {}
-                Err(error) => return Err(asking(OPERATION, format!("remove {name}"))(error)),
-            }
-        }
-    }
-    Ok(removed)
 }

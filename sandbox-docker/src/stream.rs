@@ -4,6 +4,7 @@ use std::{
     io::{self, Cursor},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use bollard::{container::LogOutput, errors::Error as Docker};
@@ -12,6 +13,9 @@ use futures::{Stream, StreamExt};
 use sandbox_core::GuestStream;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio_util::io::StreamReader;
+
+/// No guest takes longer to come up, unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// As much of what a guest complains is kept.
 const MOST_WORDS: usize = 4096;
