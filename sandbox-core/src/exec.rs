@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use sandbox_guest::{PtySize, Request, Start};
+use sandbox_guest::{PtySize, Start};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
     Command, Error, ErrorKind, Known, Outcome, OutputPiece, OutputStream, ProcessEnd, ProcessId,
     Result, Run, TerminalSize, TurnEventSink,
     command::Stdin,
-    guest::{Link, Pipe, Taken},
+    guest::{Pipe, Taken},
     manager::{Call, Recorder, ends},
-    processes,
+    process_info::gone,
     session::{Captures, Input, Session},
+    signal,
 };
 
 /// How much output waits for a slow reader, in pieces of up to 64 KiB.
@@ -169,7 +170,7 @@ async fn launch(
         match (attached, begun.outcome) {
             (Err(error), outcome) if error.kind() == ErrorKind::NotFound => {
                 if let Some(outcome) = outcome {
-                    return Err(processes::gone(&id, &outcome));
+                    return Err(gone(&id, &outcome));
                 }
                 // Somebody else is about to start it, or was: whoever is first does.
             }
@@ -296,7 +297,7 @@ impl Drop for Guard {
 async fn cancel(recorder: &Recorder, process: ProcessId) -> Known {
     let killed = async {
         let link = recorder.shared.link(&recorder.inner).await?;
-        kill(&link, &process).await
+        signal::kill_over(&link, &process).await
     };
     let (outcome, error) = match killed.await {
         Ok(()) => (Some(Outcome::Cancelled), None),
@@ -306,14 +307,6 @@ async fn cancel(recorder: &Recorder, process: ProcessId) -> Known {
         Err(error) => (None, Some(format!("it could not be killed: {error}"))),
     };
     Known::ProcessExited { process, outcome, error }
-}
-
-pub(crate) async fn kill(link: &Link, process: &ProcessId) -> Result<()> {
-    match link.call(Request::Kill { process: process.to_string() }).await {
-        // It never started, or has been forgotten since it ended.
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        answered => answered.map(drop),
-    }
 }
 
 /// Some of a process's output.
@@ -436,7 +429,7 @@ impl Process {
     /// `NotFound` if it has ended; `InvalidSpec` if there is no such signal. `Unavailable` if the connection
     /// was cut: whether it was sent is then not known.
     pub async fn signal(&self, signal: i32) -> Result<()> {
-        processes::signal(&self.recorder, &self.id, signal, false).await
+        signal::send(&self.recorder, &self.id, signal, false).await
     }
 
     /// Sends a signal to it and to everything that it started, whatever session that moved to.
@@ -445,7 +438,7 @@ impl Process {
     ///
     /// As [`signal`](Self::signal).
     pub async fn signal_tree(&self, signal: i32) -> Result<()> {
-        processes::signal(&self.recorder, &self.id, signal, true).await
+        signal::send(&self.recorder, &self.id, signal, true).await
     }
 
     /// Kills it and everything that it started; its outcome is then `Cancelled`. Returns when nothing of it
@@ -455,7 +448,7 @@ impl Process {
     ///
     /// `Unavailable` or `Lost` if the sandbox cannot be reached.
     pub async fn kill(&self) -> Result<()> {
-        processes::kill(&self.recorder, &self.id).await
+        signal::kill(&self.recorder, &self.id).await
     }
 
     /// Waits for its end, ends its standard input, and returns what it said that was not taken before.

@@ -59,6 +59,7 @@ mod sandbox;
 mod secret;
 mod session;
 mod shell;
+mod signal;
 mod sink;
 mod spec;
 mod stats;

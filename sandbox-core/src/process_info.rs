@@ -163,3 +163,12 @@ impl ProcessInfo {
         })
     }
 }
+
+/// The error for whoever asks for a process of which only the history knows.
+pub(crate) fn gone(id: &ProcessId, outcome: &Outcome) -> Error {
+    let message = match outcome {
+        Outcome::Lost(reason) => format!("the process {id} is lost: {reason}"),
+        other => format!("the process {id} ended ({other:?}), and its output is not kept any more"),
+    };
+    Error::new(ErrorKind::Lost, "process", message)
+}

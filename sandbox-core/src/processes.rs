@@ -10,10 +10,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     Error, ErrorKind, Outcome, OutputPiece, OutputStream, ProcessEnd, ProcessId, ProcessInfo,
-    ProcessState, Result, TurnEventSink, exec,
+    ProcessState, Result, TurnEventSink,
     guest::{self, Taken},
-    manager::{Inner, Recorder, Repeats, Shared, ends},
+    manager::{Inner, Recorder, Shared, ends},
+    process_info::gone,
     session::{Session, notice_silence},
+    signal,
 };
 
 /// How much output waits for a slow reader, in pieces of up to 64 KiB.
@@ -195,7 +197,7 @@ impl ProcessRef {
     /// `NotFound` if it has ended; `InvalidSpec` if there is no such signal. `Unavailable` if the connection
     /// was cut: whether it was sent is then not known.
     pub async fn signal(&self, signal: i32) -> Result<()> {
-        self::signal(&self.recorder().await?, &self.id, signal, false).await
+        signal::send(&self.recorder().await?, &self.id, signal, false).await
     }
 
     /// Sends a signal to it and to everything that it started, whatever session that moved to.
@@ -204,7 +206,7 @@ impl ProcessRef {
     ///
     /// As [`signal`](Self::signal).
     pub async fn signal_tree(&self, signal: i32) -> Result<()> {
-        self::signal(&self.recorder().await?, &self.id, signal, true).await
+        signal::send(&self.recorder().await?, &self.id, signal, true).await
     }
 
     /// Kills it and everything that it started; its outcome is then `Cancelled`, and in the history. Killing
@@ -216,7 +218,7 @@ impl ProcessRef {
     pub async fn kill(&self, sink: &dyn TurnEventSink) -> Result<()> {
         let recorder = self.recorder().await?;
         let killed = async {
-            kill(&recorder, &self.id).await?;
+            signal::kill(&recorder, &self.id).await?;
             // One that is not detached is recorded by whoever runs it.
             match self.info().await {
                 Ok(info) if info.detached => self.wait_for_end(&recorder).await.map(drop),
@@ -353,44 +355,6 @@ fn missing(record: &crate::record::Record, id: &ProcessId) -> Error {
         None => {
             let message = format!("the sandbox knows no process {id}, or not any more");
             Error::new(ErrorKind::NotFound, "process", message)
-        }
-    }
-}
-
-/// The error for whoever asks for a process of which only the history knows.
-pub(crate) fn gone(id: &ProcessId, outcome: &Outcome) -> Error {
-    let message = match outcome {
-        Outcome::Lost(reason) => format!("the process {id} is lost: {reason}"),
-        other => format!("the process {id} ended ({other:?}), and its output is not kept any more"),
-    };
-    Error::new(ErrorKind::Lost, "process", message)
-}
-
-/// Signals a process. Not repeated: nobody knows whether a cut connection took it.
-pub(crate) async fn signal(
-    recorder: &Recorder,
-    id: &ProcessId,
-    signal: i32,
-    tree: bool,
-) -> Result<()> {
-    let signaled = async {
-        let link = recorder.shared.link(&recorder.inner).await?;
-        link.call(Request::Signal { process: id.to_string(), signal, tree }).await
-    };
-    signaled.await.map(drop).map_err(|error| error.with_sandbox(&recorder.shared.id))
-}
-
-/// Kills a process's tree, which can be done twice.
-pub(crate) async fn kill(recorder: &Recorder, id: &ProcessId) -> Result<()> {
-    let mut repeats = Repeats::new();
-    loop {
-        let killed = async {
-            let link = recorder.shared.link(&recorder.inner).await?;
-            exec::kill(&link, id).await
-        };
-        match killed.await {
-            Err(error) if repeats.again(&error).await => {}
-            killed => return killed.map_err(|error| error.with_sandbox(&recorder.shared.id)),
         }
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     Error, ErrorKind, OutputPiece, OutputStream, ProcessEnd, ProcessId, Result,
-    guest::{Attachment, Item, Link, Pipe, Taken},
+    guest::{Attachment, Item, Link, Pipe, RECONNECT, Taken},
     manager::Repeats,
     outcome::Capture,
     way::Way,
@@ -25,9 +25,6 @@ use crate::{
 
 /// How long a start waits for a snapshot that is being taken.
 const THAW: Duration = Duration::from_secs(60);
-
-/// How long a cut connection is tried to be made anew. The guest waits longer.
-pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
 
 /// A connection that lasts so long is worth another one when it is cut.
 const STEADY: Duration = Duration::from_secs(1);

@@ -13,15 +13,12 @@ use tokio::sync::mpsc;
 use super::{Files, local_path, wire};
 use crate::{
     Error, ErrorKind, Known, Result,
-    guest::{self, Link},
+    guest::{self, Link, RECONNECT},
     manager::{Inner, Shared},
 };
 
 /// How many messages of events are kept for who does not take them; the guest keeps a few more.
 const KEPT: usize = 4;
-
-/// For how long a cut connection is looked for.
-const RECONNECT: Duration = Duration::from_secs(30);
 
 /// Something that happened to a file. Paths are absolute.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -16,9 +16,8 @@ use tokio::time::Instant;
 use super::{Inner, Recorder, Shared};
 use crate::{
     Error, ErrorKind, Known, Outcome, ProcessEnd, ProcessId, Result,
-    guest::{self, Link},
+    guest::{self, Link, RECONNECT},
     record::Record,
-    session::RECONNECT,
 };
 
 /// How long whoever recorded a start may take to ask the guest for it.

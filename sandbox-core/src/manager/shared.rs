@@ -12,8 +12,9 @@ use tokio::{sync::Notify, time::Instant};
 use super::{Inner, Recorder, egress, ends, life, lifetime};
 use crate::{
     BackendId, Draft, Error, ErrorKind, Instance, Known, ProcessId, Result, SandboxBackend,
-    SandboxEvent, SandboxId, SandboxSpec, SandboxState, guest::Link, record::Record,
-    session::RECONNECT,
+    SandboxEvent, SandboxId, SandboxSpec, SandboxState,
+    guest::{Link, RECONNECT},
+    record::Record,
 };
 
 /// The pause before the last of the greetings that are tried, each after twice the pause before.

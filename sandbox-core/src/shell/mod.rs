@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use self::conversation::{Captures, Conversation, End};
 use crate::{
     Command, DEFAULT_OUTPUT_LIMIT, Error, ErrorKind, Known, Outcome, Process, ProcessId, Result,
-    Run, Sandbox, TurnEventSink, manager::Recorder, processes,
+    Run, Sandbox, TurnEventSink, manager::Recorder, signal,
 };
 
 /// How long a shell may take to be ready, or to be gone.
@@ -450,7 +450,7 @@ fn exited(process: &ProcessId, ended: &Result<(Outcome, Option<ShellDone>)>) -> 
 
 /// Kills a session, if it can be reached; whoever cannot reach it finds it gone.
 async fn kill(recorder: &Recorder, shell: &ProcessId) {
-    if let Err(error) = processes::kill(recorder, shell).await {
+    if let Err(error) = signal::kill(recorder, shell).await {
         tracing::debug!(%error, "a shell session was not killed");
     }
 }

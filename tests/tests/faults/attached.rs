@@ -13,7 +13,7 @@ use sandbox_core::{BackendId, Consumer, SandboxEvent, SandboxManager, SandboxSta
 use crate::{
     child, killed,
     place::Place,
-    scene::{Scene, is_settled, sh},
+    scene::{SOON, Scene, is_settled, sh},
     trial,
 };
 
@@ -64,7 +64,7 @@ impl Lent {
     /// which it starts others there, take a moment to go.
     fn is_as_it_was(&self) -> Check {
         let script = "ls -A / | grep sandbox; ps -o args | grep -v -e 'ps -o' -e grep";
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + SOON;
         loop {
             let said = self.docker(&["exec", &self.name, "sh", "-c", script])?;
             let lines: Vec<&str> = said.lines().filter(|line| !line.starts_with("sh -c")).collect();
