@@ -3,6 +3,7 @@
 
 mod borrowed;
 mod catalog;
+mod egress;
 mod exec;
 mod files;
 mod forward;

@@ -19,7 +19,8 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   sandboxer create --profile profile.agent-dev --input repo=. --actor agt --project glas-harness
   sandboxer create --name main --input repo=/src/app --ttl 2h
-  sandboxer create --host me@build1 --input repo=.")]
+  sandboxer create --host me@build1 --input repo=.
+  sandboxer create --egress '*.crates.io' --input repo=.")]
     Create(Create),
     /// End its processes and keep its files.
     #[command(after_help = "Example:\n  sandboxer stop main")]
@@ -98,6 +99,11 @@ pub(crate) struct Create {
     /// This container image. Backends without images are then out.
     #[arg(long)]
     image: Option<String>,
+    /// Let its processes connect to this host, although they have no network: a name, `*.NAME` for all below
+    /// it, or an address. Only while an `exec` goes on, or another call that uses the sandbox: that decides
+    /// and connects.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    egress: Vec<String>,
     /// An input. `repo` is the directory that the workspace shows; setup commands find the others in
     /// SANDBOX_INPUT_….
     #[arg(long, value_name = "KEY=VALUE")]
@@ -214,6 +220,9 @@ pub(crate) fn request_of(create: Create) -> Result<(Option<String>, CreateSandbo
     }
     if let Some(image) = create.image {
         request = request.root(Root::Image(image));
+    }
+    for pattern in create.egress {
+        request = request.egress(pattern);
     }
     if let Some(host) = create.on.host {
         request = request.host(host);

@@ -60,7 +60,7 @@ pub(crate) enum Command {
         /// The archive.
         file: PathBuf,
         #[command(flatten)]
-        create: Create,
+        create: Box<Create>,
     },
     /// Rewind the sandbox that a snapshot is of to it, whatever state it is in, also if it was lost.
     #[command(after_help = "Example:\n  sandboxer restore snp_0198…")]
@@ -127,7 +127,7 @@ pub(crate) async fn run(app: &App, command: Command) -> Result<u8, Fail> {
             let archive = tokio::fs::File::open(&file).await;
             let archive = archive.map_err(|e| Fail::new(1, format!("{}: {e}", file.display())))?;
             let hosts = life::hosts_of(app, &create)?;
-            let (name, request) = life::request_of(create)?;
+            let (name, request) = life::request_of(*create)?;
             let manager = app.manager_on(&hosts).await?;
             let made = manager.import(name.as_deref(), request, archive, &app.sink()).await?;
             life::show(&made).await
