@@ -12,9 +12,9 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use sandbox_core::{
-    Capabilities, CollectSink, Command, Consumer, CreateSandbox, Feature, Instance, InstanceState,
-    Level, Network, Outcome, ProfileCatalog, Reachability, Result, Run, Sandbox, SandboxBackend,
-    SandboxManager, SandboxState, Secrets, TurnId,
+    Capabilities, Chunk, CollectSink, Command, Consumer, CreateSandbox, Feature, Instance,
+    InstanceState, Level, Network, Outcome, Process, ProfileCatalog, Reachability, Result, Run,
+    Sandbox, SandboxBackend, SandboxManager, SandboxState, Secrets, TurnId,
 };
 use tempfile::TempDir;
 
@@ -454,6 +454,18 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> Chec
         Ok(result) => Ok(result),
         Err(_) => Err(format!("it hangs: {what}").into()),
     }
+}
+
+/// Reads standard output, or a terminal's, until this was said: how it is cut into pieces is nobody's promise.
+pub(crate) async fn until_said(process: &mut Process, said: &mut String, wanted: &str) -> Check {
+    while !said.contains(wanted) {
+        match process.next_output().await {
+            Some(Chunk::Stdout(bytes)) => said.push_str(&String::from_utf8_lossy(&bytes)),
+            Some(_) => {}
+            None => return Err(format!("it ended after {said:?}").into()),
+        }
+    }
+    Ok(())
 }
 
 /// Whether a process was ended, by whom it may.

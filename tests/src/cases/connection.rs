@@ -10,7 +10,7 @@ use sandbox_core::{
 use super::cases;
 use crate::{
     Check, Context,
-    context::{error_of, is_lost},
+    context::{error_of, is_lost, until_said},
     cut::Cutting,
     decorate::Decorated,
     holds, same,
@@ -308,14 +308,15 @@ async fn a_terminal_has_its_size_over_a_connection_that_is_cut(cx: &Context) -> 
     let text = "stty -echo; echo ready; while read x; do stty size; done";
     let command = Command::shell(text).pty(size(10, 20)).stdin_piped();
     let mut process = scene.cut.spawn(command, &cx.sink).await?;
-    same!(soon("ready", process.next_output()).await?, Some(Chunk::Stdout(b"ready\r\n".to_vec())));
+    soon("ready", until_said(&mut process, &mut String::new(), "ready\r\n")).await??;
     for rows in 30..40 {
         scene.cutting().cut();
         process.resize(size(rows, 100)).await?;
         scene.cutting().cut();
         process.write_stdin(b"\n").await?;
-        let said = soon("the size", process.next_output()).await?;
-        same!(said, Some(Chunk::Stdout(format!("{rows} 100\r\n").into_bytes())));
+        let mut said = String::new();
+        soon("the size", until_said(&mut process, &mut said, "\n")).await??;
+        same!(said, format!("{rows} 100\r\n"));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use sandbox_core::{Command, ErrorKind, Known, Outcome, Sandbox, Suppressed};
 use super::cases;
 use crate::{
     Check, Context,
-    context::{is_lost, soon},
+    context::{is_lost, soon, until_said},
     holds, same,
 };
 
@@ -173,29 +173,15 @@ async fn a_signal_reaches_the_command_alone_or_its_whole_tree(cx: &Context) -> C
     ";
     let mut process = sandbox.spawn(Command::shell(text), &cx.sink).await?;
     let said = &mut String::new();
-    until_said(&mut process, said, "up").await?;
+    soon("up", until_said(&mut process, said, "up")).await??;
     process.signal(10).await?;
-    until_said(&mut process, said, "above").await?;
+    soon("above", until_said(&mut process, said, "above")).await??;
     holds!(!said.contains("below"), "only the command was signalled");
     process.signal_tree(10).await?;
-    until_said(&mut process, said, "below").await?;
+    soon("below", until_said(&mut process, said, "below")).await??;
     process.signal_tree(15).await?;
     let run = soon("its end", process.wait(&sandbox, &cx.sink)).await??;
     same!(run.outcome, Outcome::Signaled(15));
-    Ok(())
-}
-
-/// Reads standard output until this was said.
-async fn until_said(process: &mut sandbox_core::Process, said: &mut String, wanted: &str) -> Check {
-    while !said.contains(wanted) {
-        match soon(wanted, process.next_output()).await? {
-            Some(sandbox_core::Chunk::Stdout(bytes)) => {
-                said.push_str(&String::from_utf8_lossy(&bytes));
-            }
-            Some(_) => {}
-            None => return Err(format!("it ended after {said:?}").into()),
-        }
-    }
     Ok(())
 }
 

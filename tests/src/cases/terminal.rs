@@ -1,11 +1,11 @@
 //! Terminals.
 
-use sandbox_core::{Chunk, Command, ErrorKind, Outcome, Process, TerminalSize};
+use sandbox_core::{Command, ErrorKind, Outcome, TerminalSize};
 
 use super::cases;
 use crate::{
     Check, Context,
-    context::{error_of, soon},
+    context::{error_of, soon, until_said},
     holds, same,
 };
 
@@ -23,17 +23,6 @@ cases!("terminal";
     [] without_a_terminal_there_is_none,
 );
 
-/// Reads until this was said.
-async fn until(process: &mut Process, said: &mut String, wanted: &str) -> Check {
-    while !said.contains(wanted) {
-        match soon(wanted, process.next_output()).await? {
-            Some(Chunk::Stdout(bytes)) => said.push_str(&String::from_utf8_lossy(&bytes)),
-            other => return Err(format!("{other:?} after {said:?}, not {wanted:?}").into()),
-        }
-    }
-    Ok(())
-}
-
 async fn a_terminal_has_its_size_from_the_start(cx: &Context) -> Check {
     let sandbox = cx.sandbox().await?;
     let command = Command::shell("stty size; [ -n \"$TERM\" ] && echo term").pty(SIZE);
@@ -47,13 +36,13 @@ async fn a_resize_is_told_by_a_signal(cx: &Context) -> Check {
     let text = "trap 'stty size' WINCH; echo ready; while :; do sleep 0.05; done";
     let mut process = sandbox.spawn(Command::shell(text).pty(SIZE), &cx.sink).await?;
     let said = &mut String::new();
-    until(&mut process, said, "ready").await?;
+    soon("ready", until_said(&mut process, said, "ready")).await??;
     process.resize(TerminalSize { rows: 50, cols: 200 }).await?;
-    until(&mut process, said, "50 200").await?;
+    soon("50 200", until_said(&mut process, said, "50 200")).await??;
     let error = error_of(process.resize(TerminalSize { rows: 0, cols: 80 }).await)?;
     same!(error.kind(), ErrorKind::InvalidSpec);
     process.resize(TerminalSize { rows: 1, cols: 1 }).await?;
-    until(&mut process, said, "1 1").await
+    soon("1 1", until_said(&mut process, said, "1 1")).await?
 }
 
 async fn all_three_are_the_terminal_and_it_is_its_own(cx: &Context) -> Check {
@@ -82,9 +71,9 @@ async fn ctrl_c_interrupts(cx: &Context) -> Check {
     let text = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.05; done";
     let command = Command::shell(text).pty(SIZE).stdin_piped();
     let mut process = sandbox.spawn(command, &cx.sink).await?;
-    until(&mut process, &mut String::new(), "ready").await?;
+    soon("ready", until_said(&mut process, &mut String::new(), "ready")).await??;
     process.write_stdin(b"\x03").await?;
-    until(&mut process, &mut String::new(), "caught").await?;
+    soon("caught", until_said(&mut process, &mut String::new(), "caught")).await??;
     let run = soon("an interrupted command", process.wait(&sandbox, &cx.sink)).await??;
     same!(run.outcome, Outcome::Exited(3));
     Ok(())
@@ -95,9 +84,9 @@ async fn ctrl_d_ends_the_input(cx: &Context) -> Check {
     let command = Command::shell("stty -echo; echo ready; cat; echo end").pty(SIZE).stdin_piped();
     let mut process = sandbox.spawn(command, &cx.sink).await?;
     let said = &mut String::new();
-    until(&mut process, said, "ready\r\n").await?;
+    soon("ready", until_said(&mut process, said, "ready\r\n")).await??;
     process.write_stdin(b"a line\n\x04").await?;
-    until(&mut process, said, "end\r\n").await?;
+    soon("end", until_said(&mut process, said, "end\r\n")).await??;
     same!(said, "ready\r\na line\r\nend\r\n");
     let run = soon("the end", process.wait(&sandbox, &cx.sink)).await??;
     same!(run.outcome, Outcome::Exited(0));
