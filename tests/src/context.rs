@@ -280,7 +280,8 @@ impl Context {
         format!("8640{}.{:07}", count % 10, std::process::id()) + &format!("{count:04}")
     }
 
-    /// How many processes there are, as seen from inside, with this marker among their arguments.
+    /// How many processes there are, as seen from inside, with this marker among their arguments. Those of a
+    /// program that has only just begun are not to be seen yet: wait for what must be there.
     ///
     /// # Errors
     ///

@@ -166,7 +166,7 @@ async fn a_dropped_handle_leaves_it_alone(cx: &Context) -> Check {
     drop((process, other));
     // The control: one that is not detached ends.
     cx.until_count(&sandbox, &control, |count| count == 0).await?;
-    same!(cx.count(&sandbox, &kept).await?, 1);
+    cx.until_count(&sandbox, &kept, |count| count == 1).await?;
     same!(sandbox.process(&id).await?.info().await?.state, ProcessState::Running);
     // Waiting for it and not waiting any more changes nothing either.
     let waiting = tokio::spawn({
@@ -176,7 +176,7 @@ async fn a_dropped_handle_leaves_it_alone(cx: &Context) -> Check {
     tokio::task::yield_now().await;
     waiting.abort();
     let _ = waiting.await;
-    same!(cx.count(&sandbox, &kept).await?, 1);
+    cx.until_count(&sandbox, &kept, |count| count == 1).await?;
     Ok(())
 }
 
@@ -390,7 +390,7 @@ async fn it_is_killed_with_its_tree_by_another_manager(cx: &Context) -> Check {
     let killed = same.process(process.id()).await?;
     soon("a kill", killed.kill(&cx.sink)).await??;
     same!(cx.count(&sandbox, &marker).await?, 0);
-    same!(cx.count(&sandbox, &other).await?, 1);
+    cx.until_count(&sandbox, &other, |count| count == 1).await?;
     same!(end(&killed).await?.outcome, Outcome::Cancelled);
     // A second time it is no error.
     soon("a second kill", killed.kill(&cx.sink)).await??;

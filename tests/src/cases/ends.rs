@@ -101,7 +101,7 @@ async fn a_timeout_ends_the_whole_tree_and_nobody_else(cx: &Context) -> Check {
     let run = soon("a command whose time is over", running).await???;
     same!((run.outcome, run.stdout.text().as_ref()), (Outcome::TimedOut, "begun\n"));
     same!(cx.count(&sandbox, &marker).await?, 0);
-    same!(cx.count(&sandbox, &other_marker).await?, 1);
+    cx.until_count(&sandbox, &other_marker, |count| count == 1).await?;
     drop(other);
     Ok(())
 }
@@ -117,7 +117,7 @@ async fn a_timeout_of_a_command_that_is_done_does_nothing(cx: &Context) -> Check
     let run =
         cx.run(&sandbox, Command::new("sleep").arg("3").timeout(Duration::from_secs(30))).await?;
     same!(run.outcome, Outcome::Exited(0));
-    same!(cx.count(&sandbox, &marker).await?, 1);
+    cx.until_count(&sandbox, &marker, |count| count == 1).await?;
     Ok(())
 }
 
@@ -158,7 +158,7 @@ async fn a_killed_command_is_cancelled_with_its_whole_tree(cx: &Context) -> Chec
     same!(cx.count(&sandbox, &marker).await?, 0);
     let run = soon("its end", process.wait(&sandbox, &cx.sink)).await??;
     same!((run.outcome, run.stdout.text().as_ref()), (Outcome::Cancelled, "begun\n"));
-    same!(cx.count(&sandbox, &other_marker).await?, 1);
+    cx.until_count(&sandbox, &other_marker, |count| count == 1).await?;
     cx.until_recorded(&sandbox, cancelled).await?;
     drop(other);
     Ok(())
@@ -215,7 +215,7 @@ async fn a_dropped_command_ends_with_its_whole_tree(cx: &Context) -> Check {
     let _ = running.await;
     cx.until_recorded(&sandbox, cancelled).await?;
     cx.until_count(&sandbox, &marker, |count| count == 0).await?;
-    same!(cx.count(&sandbox, &other_marker).await?, 1);
+    cx.until_count(&sandbox, &other_marker, |count| count == 1).await?;
     drop(other);
     Ok(())
 }
@@ -291,7 +291,7 @@ async fn a_killed_supervisor_is_no_invented_exit_code(cx: &Context) -> Check {
             Err(error) => same!(error.kind(), ErrorKind::Guest),
         },
         // It could not kill it, and runs.
-        Err(_) => same!(cx.count(&sandbox, &marker).await?, 2),
+        Err(_) => cx.until_count(&sandbox, &marker, |count| count == 2).await?,
     }
     same!(cx.sh(&sandbox, "cat README").await?, "v1");
     Ok(())

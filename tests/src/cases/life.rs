@@ -177,7 +177,7 @@ async fn stop_and_start_twice_are_no_errors(cx: &Context) -> Check {
     let marker = cx.marker();
     let process = sandbox.spawn(Command::new("sleep").arg(&marker), &cx.sink).await?;
     sandbox.start(&cx.sink).await?;
-    same!(cx.count(&sandbox, &marker).await?, 1);
+    cx.until_count(&sandbox, &marker, |count| count == 1).await?;
     sandbox.stop(&cx.sink).await?;
     sandbox.stop(&cx.sink).await?;
     same!(sandbox.info().await?.state, SandboxState::Stopped);

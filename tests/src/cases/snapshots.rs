@@ -349,7 +349,7 @@ async fn a_failed_rewind_leaves_the_old_one_running(cx: &Context) -> Check {
         let kinds = cx.kinds(&sandbox).await?;
         same!(kinds[kinds.len() - 2..], ["rewind_requested", "failed"]);
         same!(cx.sh(&sandbox, "cat README").await?, "v2");
-        same!(cx.count(&sandbox, &marker).await?, 1);
+        cx.until_count(&sandbox, &marker, |count| count == 1).await?;
         same!(cx.backend.inventory().await?.len(), 1);
         same!(sandbox.info().await?.generation, 1);
         let again = manager.acquire("main", cx.request(), &cx.sink).await?;
