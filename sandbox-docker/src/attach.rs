@@ -1,9 +1,8 @@
 //! Containers that somebody else made: the guest is brought in beside the container's own program, and
 //! leaves nothing behind when it goes.
 
-use bollard::{
-    models::ContainerInspectResponse,
-    query_parameters::{ContainerArchiveInfoOptionsBuilder, UploadToContainerOptionsBuilder},
+use bollard::query_parameters::{
+    ContainerArchiveInfoOptionsBuilder, UploadToContainerOptionsBuilder,
 };
 use sandbox_core::{Error, ErrorKind, Instance, InstanceId, InstanceState, Provision, Result};
 use sandbox_guest::Setup;
@@ -109,7 +108,7 @@ pub(crate) async fn detach(shared: &Shared, instance: &InstanceId, container: &s
     if is_there(shared, instance, container).await? {
         // The guest program was not there, or not all of it: so it is brought in once more, to be the last.
         let found = look::container(shared, DETACH, container).await?;
-        if state_of(found.as_ref()) != InstanceState::Running {
+        if look::state_of(found.as_ref()) != InstanceState::Running {
             // Nothing runs in it. What is left in its files cannot be removed from outside.
             tracing::warn!(
                 container,
@@ -144,7 +143,7 @@ async fn leave(shared: &Shared, instance: &InstanceId, container: &str) -> Resul
         Err(error) if is_missing(&error) => return Ok(String::new()),
         Err(error) => {
             let found = look::container(shared, DETACH, container).await?;
-            return match state_of(found.as_ref()) {
+            return match look::state_of(found.as_ref()) {
                 InstanceState::Paused => {
                     let message = format!(
                         "the container {container} is paused, and so is the guest in it: resume it first"
@@ -166,10 +165,6 @@ async fn leave(shared: &Shared, instance: &InstanceId, container: &str) -> Resul
         .await
         .map_err(|error| Error::io(DETACH, "the end of the guest in the container", error))?;
     Ok(words)
-}
-
-fn state_of(found: Option<&ContainerInspectResponse>) -> InstanceState {
-    found.map_or(InstanceState::Gone, look::state_of)
 }
 
 /// Whether something of an instance is in a container.

@@ -22,10 +22,11 @@
 //!    privileges, the engine's default system-call filter and the guest's on top, no network, no
 //!    directory of the host unless it is asked for, no log.
 //! 4. `provision` takes a container of the pool or makes one. `launch` copies the workspace into it
-//!    (`archive`), attaches to it and starts it. Its program is the guest, which reads from its standard input what it is for; that pipe is the
-//!    first connection. Later ones are carried in by the guest's own `connect`, which the engine starts
-//!    in the container. `stream` makes byte streams of both. Where a container's first process is one of
-//!    this host that we may look into, its socket is connected to instead (`direct`, `process`).
+//!    (`archive`), attaches to it and starts it. Its program is the guest, which reads from its standard
+//!    input what it is for; that pipe is the first connection. Later ones are carried in by the guest's own
+//!    `connect`, which the engine starts in the container. `stream` makes byte streams of both. Where a
+//!    container's first process is one of this host that we may look into, its socket is connected to
+//!    instead (`direct`, `process`).
 //!
 //! Everything of an instance is in its container, whose labels say whose it is (`instance`). A snapshot
 //! is an image (`snapshot`), one layer on what its container was made from, until there are so many that

@@ -42,7 +42,8 @@ pub(crate) async fn reachability(shared: &Shared, instance: &Instance) -> Result
     const OPERATION: &str = "reachability";
     let data = Data::of(instance)?;
     let found = look::container(shared, OPERATION, &data.container).await?;
-    let Some(found) = found.filter(|found| look::state_of(found) == InstanceState::Running) else {
+    let Some(found) = found.filter(|found| look::state_of(Some(found)) == InstanceState::Running)
+    else {
         return Err(lost(OPERATION, "the container does not run"));
     };
     let workspace = if data.borrowed { "/" } else { WORKSPACE };
@@ -74,7 +75,7 @@ pub(crate) async fn usage(shared: &Shared, instance: &Instance) -> Result<Usage>
         usage.memory_limit = positive(host.memory);
         usage.pids_limit = positive(host.pids_limit).map(|limit| limit - OWN_THREADS.min(limit));
     }
-    if look::state_of(&found) == InstanceState::Running {
+    if look::state_of(Some(&found)) == InstanceState::Running {
         let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
         let mut stats = Box::pin(docker.stats(&data.container, Some(options)));
         if let Ok(Some(now)) = stats.try_next().await {

@@ -40,7 +40,9 @@ pub(crate) async fn image(
     }
 }
 
-pub(crate) fn state_of(found: &ContainerInspectResponse) -> InstanceState {
+/// How a container is, by what was seen of it.
+pub(crate) fn state_of(found: Option<&ContainerInspectResponse>) -> InstanceState {
+    let Some(found) = found else { return InstanceState::Gone };
     match found.state.as_ref().and_then(|state| state.status) {
         Some(ContainerStateStatusEnum::RUNNING | ContainerStateStatusEnum::RESTARTING) => {
             InstanceState::Running
@@ -55,7 +57,7 @@ pub(crate) fn state_of(found: &ContainerInspectResponse) -> InstanceState {
 pub(crate) async fn inspect(shared: &Shared, instance: &Instance) -> Result<InstanceState> {
     let data = Data::of(instance)?;
     let found = container(shared, "inspect", &data.container).await?;
-    Ok(found.as_ref().map_or(InstanceState::Gone, state_of))
+    Ok(state_of(found.as_ref()))
 }
 
 /// How a container that does not run came to its end, to be put behind a message.

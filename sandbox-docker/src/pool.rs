@@ -90,13 +90,7 @@ impl Pool {
             let options = RenameContainerOptionsBuilder::default().name(&name).build();
             // By its old name: whoever is second does not find it.
             match docker.rename_container(&member.name, options).await {
-                Ok(()) => {
-                    if let Err(error) = launch::fill(shared, request, &member.container).await {
-                        image::remove(shared, &member.container).await;
-                        return Err(error);
-                    }
-                    return Ok(Some((member.container, member.wire)));
-                }
+                Ok(()) => return Ok(Some((member.container, member.wire))),
                 Err(error) if is_missing(&error) => {}
                 Err(error) => return Err(asking(OPERATION, "claim a container")(error)),
             }

@@ -29,24 +29,19 @@ pub(crate) async fn provision(
         None => image::for_spec(shared, &request.spec).await?,
     };
     let (container, wire) = match pool.claim(shared, request, &prepared).await? {
-        Some(claimed) => claimed,
-        None => {
-            let container = create(shared, request, &prepared).await?;
-            let started = async {
-                launch::fill(shared, request, &container).await?;
-                launch::start(shared, OPERATION, &container).await
-            };
-            match started.await {
-                Ok(wire) => (container, wire),
-                Err(error) => {
-                    image::remove(shared, &container).await;
-                    return Err(error);
-                }
-            }
-        }
+        Some((container, wire)) => (container, Some(wire)),
+        None => (create(shared, request, &prepared).await?, None),
     };
-    let setup = container::setup(request, &prepared.env, &shared.settings);
-    match launch::serve(shared, OPERATION, &container, wire, &setup).await {
+    let served = async {
+        launch::fill(shared, request, &container).await?;
+        let wire = match wire {
+            Some(wire) => wire,
+            None => launch::start(shared, OPERATION, &container).await?,
+        };
+        let setup = container::setup(request, &prepared.env, &shared.settings);
+        launch::serve(shared, OPERATION, &container, wire, &setup).await
+    };
+    match served.await {
         Ok(stream) => {
             let stream = launch::without_engine(shared, &container, stream).await;
             shared.keep_first(&request.instance, stream);

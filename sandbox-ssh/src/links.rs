@@ -52,9 +52,12 @@ impl Links {
 
     /// Uses a connection no longer.
     pub(crate) async fn give_up(&self, master: &Arc<Master>) {
-        let mut masters = self.masters.lock().await;
-        masters.open.retain(|known| known.id != master.id);
+        self.drop_from_use(master).await;
         self.lock_broken().push(master.id.clone());
+    }
+
+    async fn drop_from_use(&self, master: &Arc<Master>) {
+        self.masters.lock().await.open.retain(|known| known.id != master.id);
     }
 
     fn lock_broken(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
@@ -88,7 +91,7 @@ impl Links {
             master.sessions.forget_permits(SESSIONS);
             place.forget();
             if !master.opened.load(Ordering::Relaxed) {
-                self.masters.lock().await.open.retain(|known| known.id != master.id);
+                self.drop_from_use(&master).await;
                 let message = format!(
                     "{} opens no session beside the first; allow more in its sshd_config (MaxSessions)",
                     self.address
